@@ -1,0 +1,195 @@
+"""The records that cross stages: batches in, findings out. Types only, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:  # numpy stays out of the processes that only handle findings
+    from whyspan_probes.schema import Events
+
+#: The verdict when no rule holds.
+UNKNOWN = "unknown"
+
+
+class HttpHead(msgspec.Struct, frozen=True, array_like=True):
+    """A request head after parsing and sanitising; the raw bytes are gone.
+
+    ``first_ns`` is when its first byte entered the process, ``ts_ns`` when the head was complete (both
+    CLOCK_MONOTONIC). ``seq`` counts requests on the connection named by ``cookie``.
+    """
+
+    ts_ns: int
+    first_ns: int
+    tid: int
+    tgid: int
+    cookie: int
+    seq: int
+    lport: int
+    rport: int
+    method: str
+    route: str
+    content_length: int
+    traceparent: str
+    headers: dict[str, str]
+    malformed: bool = False
+
+
+class ProcessFact(msgspec.Struct, frozen=True, tag=True):
+    """What the host says of a process. ``comm`` and ``exe`` are base names, already escaped."""
+
+    tgid: int
+    comm: str
+    exe: str = ""
+    service: str = ""
+    cgroup: str = ""
+    cpus_allowed: int = 0
+    cpu_count: int = 0
+    start_ticks: int = 0
+
+
+class ThreadFact(msgspec.Struct, frozen=True, tag=True):
+    """A thread's name."""
+
+    tid: int
+    tgid: int
+    name: str
+
+
+class CgroupFact(msgspec.Struct, frozen=True, tag=True):
+    """CPU bandwidth of a cgroup; ``quota_us`` 0 means no quota."""
+
+    path: str
+    quota_us: int
+    period_us: int
+
+
+class FdFact(msgspec.Struct, frozen=True, tag=True):
+    """What a descriptor was on. For a pipe or loopback socket, ``peer_*`` is the process at its other end."""
+
+    tgid: int
+    fd: int
+    inode: int
+    kind: str  # file, pipe, socket, tty, eventfd, other
+    path: str = ""
+    peer_tgid: int = 0
+    peer_comm: str = ""
+
+
+Fact = ProcessFact | ThreadFact | CgroupFact | FdFact
+
+
+@dataclass(slots=True)
+class Batch:
+    """One drain: everything that arrived since the last one. The unit of recording and of replay.
+
+    ``events`` is an EVENT array sorted by ``ts_ns``; ``now_ns`` (CLOCK_MONOTONIC) is when the drain began, and
+    every event before it has arrived. ``lost`` counts records dropped since the last batch, by event name.
+    """
+
+    now_ns: int
+    events: Events
+    heads: list[HttpHead] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    lost: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from whyspan_probes.schema import EVENT
+
+        assert self.events.dtype == EVENT
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One request on a watched server. Times are CLOCK_MONOTONIC ns; 0 means not yet."""
+
+    trace_id: str  # 32 hex digits
+    trace_id_source: str  # traceparent, generated
+    parent_span_id: str = ""
+    sampled: bool = True
+    request_id: str = ""  # x-request-id
+    tenant: str = ""  # x-tenant-id
+    service: str
+    tgid: int
+    start_tid: int  # the thread that read its head
+    end_tid: int = 0  # the thread that wrote its last byte
+    method: str
+    route: str
+    status: int = 0  # HTTP status, 0 when none was sent
+    outcome: str = "ok"  # ok, error, reset, killed, open
+    start_ns: int
+    head_ns: int = 0  # status line written
+    first_ns: int = 0  # first body byte written
+    end_ns: int = 0
+    chunks: int = 0  # body writes
+    request_bytes: int = 0
+    response_bytes: int = 0
+    cookie: int = 0
+    seq: int = 0
+
+
+class Segment(msgspec.Struct, kw_only=True):
+    """A piece of the critical path. Segments of a request are disjoint and tile its interval exactly.
+
+    ``state``: running, runnable, throttled, blocked, wakeup, unknown. ``cause`` is a cause id of CAUSES.md, a
+    kind of usual work (``work.cpu``, ``work.timer``, ``work.peer``, ``work.blocked``...), or ``unknown``.
+    """
+
+    start_ns: int
+    end_ns: int
+    tgid: int
+    tid: int
+    thread: str
+    state: str
+    cause: str
+    detail: str = ""
+    inferred: bool = False
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did it. ``kind``: cgroup, process, thread, file, peer, or empty when nobody is named."""
+
+    kind: str = ""
+    name: str = ""
+    tgid: int = 0
+    tid: int = 0
+    detail: str = ""
+
+
+class RuledOut(msgspec.Struct, frozen=True):
+    """A cause considered and set aside, with the check that did it."""
+
+    cause: str
+    check: str
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """Why a request was slow, in one sentence and in numbers."""
+
+    cause: str = UNKNOWN
+    excess_ms: float = 0.0
+    share: float = 0.0  # of the request's whole excess, 0..1
+    confidence: float = 0.0  # 0..1
+    culprit: Culprit = Culprit()
+    sentence: str = ""
+    evidence: list[str] = []
+    fix: str = ""
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """A request explained: its path, the time per cause, and the verdict when it was slow."""
+
+    request: Request
+    slow: bool
+    slow_reason: str = ""
+    phase: str = ""  # ttft or stream: where most of the excess lies
+    wall_ns: int
+    accounted_ns: int
+    segments: list[Segment]
+    causes: dict[str, float]  # ms
+    baseline: dict[str, float]  # ms; empty when none
+    baseline_count: int = 0
+    verdict: Verdict
+    ruled_out: list[RuledOut] = []
+    lost_events: int = 0

@@ -1,0 +1,1 @@
+"""eBPF probes: one C file and one Python file each, with the loader that attaches them."""

@@ -1,0 +1,58 @@
+"""What a probe declares about itself; everything else is derived from it and from its object's BTF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Cost(StrEnum):
+    """Cost classes of DESIGN section 3, as the governor and the user see them."""
+
+    IDLE_FREE = "idle-free"
+    PER_UNIT = "per-unit"
+    BURST = "burst"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One thing to observe, by the first alternative that attaches.
+
+    Each alternative is a tuple of program names that are attached together.
+    """
+
+    name: str
+    alternatives: tuple[tuple[str, ...], ...]
+    required: bool = True  # without it the probe is useless
+
+    def programs(self) -> set[str]:
+        """Return every program that any alternative names."""
+        return {p for a in self.alternatives for p in a}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe: ``<name>.bpf.c`` beside the module that holds this declaration as ``PROBE``.
+
+    Attributes:
+        name: also the name of the object, of ``struct <name>_cfg`` and of ``enum <name>_kind``.
+        title: one line for tables.
+        hooks: what is attached, each with its alternatives in order of preference.
+        events: for each event struct, its payload fields with meaning and unit; the object must agree.
+        cost: cost class.
+        joins: how its events find their request, one line.
+        needs: kernel features in words, for ``doctor``.
+        shed: order in which the governor detaches probes over budget; lower first, 0 = never.
+        config: the fields of ``struct <name>_cfg`` with their meaning.
+    """
+
+    name: str
+    title: str
+    hooks: tuple[Hook, ...]
+    events: Mapping[str, Mapping[str, str]]
+    cost: Cost
+    joins: str
+    needs: str
+    shed: int = 0
+    config: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * sched: who runs, who waits, and who woke whom, for every thread of the watched processes.
+ *
+ * Hooks sched_switch, sched_waking, fork, exec and exit through BTF-typed tracepoints, and the entry and exit of
+ * interrupts to know in which context a wake-up was made. Reads kernel memory only. A switch of two unwatched
+ * threads leaves after two hash look-ups. Cost measured on a loaded server: about 0.3 us per recorded event.
+ *
+ * A thread's system call is read from its saved registers, which are stale or foreign for kernel threads,
+ * io workers, stopped tasks and 32-bit callers: those report -2.
+ */
+#include "whyspan.bpf.h"
+
+WHYSPAN_KINDS(sched, KIND_sched_switch_out, KIND_sched_switch_in, KIND_sched_wake, KIND_sched_fork, KIND_sched_exec,
+	      KIND_sched_exit, KIND_sched_name);
+
+#define FLAG_PREEMPTED 1u
+#define FLAG_THROTTLED 2u
+#define FLAG_CALL_VALID 4u
+
+#define BLOCKED_STATES 0x3u /* TASK_INTERRUPTIBLE | TASK_UNINTERRUPTIBLE */
+#define STOPPED_STATES 0xcu /* __TASK_STOPPED | __TASK_TRACED */
+
+struct sched_cfg {
+	__u32 names; /* 1 = name the foreign threads that ran or woke beside ours; default 1 */
+	__u32 _pad;
+};
+const volatile struct sched_cfg cfg = { .names = 1 };
+
+struct sched_switch_out {
+	struct whyspan_head head; /* aux = prev_state */
+	__u32 next_tid;
+	__u32 next_tgid;
+	__s32 syscall_nr;
+	__u32 flags;
+	__u64 throttled_ns;
+	__u64 arg0;
+};
+WHYSPAN_EVENT(sched_switch_out);
+
+struct sched_switch_in {
+	struct whyspan_head head;
+	__u32 prev_tid;
+	__u32 prev_tgid;
+	__u64 throttled_ns;
+	__u32 prev_state;
+	__u32 prev_flags;
+	__u64 _pad;
+};
+WHYSPAN_EVENT(sched_switch_in);
+
+struct sched_wake {
+	struct whyspan_head head; /* subject: the wakee; aux = context of the waker */
+	__u32 waker_tid;
+	__u32 waker_tgid;
+	__s32 waker_nr;
+	__u32 softirq_vec;
+	__u32 target_cpu;
+	__u32 flags;
+	__u64 _pad;
+};
+WHYSPAN_EVENT(sched_wake);
+
+struct sched_fork {
+	struct whyspan_head head;
+	__u32 child_tid;
+	__u32 child_tgid;
+	char comm[16];
+	__u64 _pad;
+};
+WHYSPAN_EVENT(sched_fork);
+
+struct sched_exec {
+	struct whyspan_head head;
+	char comm[16];
+	__u64 _pad[2];
+};
+WHYSPAN_EVENT(sched_exec);
+
+struct sched_exit {
+	struct whyspan_head head; /* aux = 1 when the whole process is gone */
+	__u32 exit_code;
+	__u32 _pad;
+	char comm[16];
+	__u64 _pad2;
+};
+WHYSPAN_EVENT(sched_exit);
+
+struct sched_name {
+	struct whyspan_head head;
+	char comm[16];
+	__u64 cgroup_id;
+	__u32 flags;
+	__u32 ppid;
+};
+WHYSPAN_EVENT(sched_name);
+
+/* Fields younger than the oldest kernel we support. */
+struct task_struct___throttled {
+	bool throttled; /* "sched/fair: Switch to task based throttle model" (6.18) */
+} __attribute__((preserve_access_index));
+
+struct cfs_rq___self_time {
+	__u64 throttled_clock_self_time; /* "sched: Add throttled_clock_self" (6.6) */
+} __attribute__((preserve_access_index));
+
+enum waker_context { CONTEXT_TASK, CONTEXT_HRTIMER, CONTEXT_SOFTIRQ, CONTEXT_HARDIRQ };
+
+struct irq_state {
+	__u8 hrtimer;
+	__u8 hardirq;
+	__u8 softirq; /* vector + 1 */
+	__u8 _pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct irq_state);
+} sched_irq SEC(".maps");
+
+/* Foreign threads already named: tid -> start time, so that a reused tid is named again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u64);
+} sched_named SEC(".maps");
+
+static __always_inline void name_once(struct task_struct *task, __u64 now)
+{
+	__u32 tid = task->pid;
+	__u64 start = task->start_time, *seen;
+	struct sched_name *e;
+
+	if (!cfg.names || !tid)
+		return;
+	seen = bpf_map_lookup_elem(&sched_named, &tid);
+	if (seen && *seen == start)
+		return;
+	bpf_map_update_elem(&sched_named, &tid, &start, BPF_ANY);
+	e = whyspan_reserve(KIND_sched_name, now, tid, task->tgid, 0);
+	if (!e)
+		return;
+	__builtin_memcpy(e->comm, task->comm, sizeof(e->comm));
+	e->cgroup_id = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
+	e->flags = task->flags;
+	e->ppid = BPF_CORE_READ(task, real_parent, tgid);
+	whyspan_submit(e);
+}
+
+static __always_inline __u64 throttled_time(struct task_struct *task)
+{
+	struct cfs_rq___self_time *rq = (void *)BPF_CORE_READ(task, se.cfs_rq);
+
+	if (!bpf_core_field_exists(rq->throttled_clock_self_time))
+		return 0;
+	return BPF_CORE_READ(rq, throttled_clock_self_time);
+}
+
+static __always_inline bool is_throttled(struct task_struct *task)
+{
+	struct task_struct___throttled *t = (void *)task;
+
+	if (bpf_core_field_exists(t->throttled))
+		return BPF_CORE_READ(t, throttled);
+	return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
+}
+
+static __always_inline int on_switch(bool preempt, struct task_struct *prev, struct task_struct *next, __u32 prev_state)
+{
+	__u32 prev_tgid = prev->tgid, next_tgid = next->tgid;
+	bool out = whyspan_is_watched(prev_tgid), in = whyspan_is_watched(next_tgid);
+	__u64 now;
+
+	if (!out && !in)
+		return 0;
+	now = bpf_ktime_get_ns();
+	if (out) {
+		struct whyspan_call call = { .nr = -2 };
+		__u32 flags = preempt ? FLAG_PREEMPTED : 0;
+		struct sched_switch_out *e;
+
+		if (!prev_state && is_throttled(prev))
+			flags |= FLAG_THROTTLED;
+		if ((prev_state & BLOCKED_STATES) && !(prev_state & STOPPED_STATES) &&
+		    !(prev->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER))) {
+			whyspan_read_call(prev, &call);
+			flags |= call.nr != -2 ? FLAG_CALL_VALID : 0;
+		}
+		e = whyspan_reserve(KIND_sched_switch_out, now, prev->pid, prev_tgid, prev_state);
+		if (e) {
+			e->next_tid = next->pid;
+			e->next_tgid = next_tgid;
+			e->syscall_nr = call.nr;
+			e->flags = flags;
+			e->throttled_ns = throttled_time(prev);
+			e->arg0 = call.nr >= 0 ? call.arg[0] : 0;
+			whyspan_submit(e);
+		}
+		if (!in && !prev_state)
+			name_once(next, now);
+	}
+	if (in) {
+		struct sched_switch_in *e = whyspan_reserve(KIND_sched_switch_in, now, next->pid, next_tgid, 0);
+
+		if (e) {
+			e->prev_tid = prev->pid;
+			e->prev_tgid = prev_tgid;
+			e->throttled_ns = throttled_time(next);
+			e->prev_state = prev_state;
+			e->prev_flags = prev->flags;
+			e->_pad = 0;
+			whyspan_submit(e);
+		}
+		if (!out)
+			name_once(prev, now);
+	}
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(sched_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+{
+	return on_switch(preempt, prev, next, prev_state);
+}
+
+/* Before "sched/tracing: Append prev_state to tp args instead" (5.19) there are three arguments. */
+SEC("tp_btf/sched_switch")
+int BPF_PROG(sched_switch_tp3, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	return on_switch(preempt, prev, next, BPF_CORE_READ(prev, __state));
+}
+
+SEC("tp_btf/sched_waking")
+int BPF_PROG(sched_waking_tp, struct task_struct *p)
+{
+	__u32 tgid = p->tgid, zero = 0, context = CONTEXT_TASK, vec = 0;
+	struct whyspan_call call = { .nr = -2 };
+	struct task_struct *waker;
+	struct irq_state *irq;
+	struct sched_wake *e;
+	__u64 now;
+
+	if (!whyspan_is_watched(tgid))
+		return 0;
+	now = bpf_ktime_get_ns();
+	waker = bpf_get_current_task_btf();
+	irq = bpf_map_lookup_elem(&sched_irq, &zero);
+	if (irq) {
+		vec = irq->softirq;
+		context = irq->hrtimer ? CONTEXT_HRTIMER :
+			  irq->hardirq ? CONTEXT_HARDIRQ :
+			  vec	       ? CONTEXT_SOFTIRQ :
+					 CONTEXT_TASK;
+	}
+	if (!(waker->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
+		whyspan_read_call(waker, &call);
+	e = whyspan_reserve(KIND_sched_wake, now, p->pid, tgid, context);
+	if (!e)
+		return 0;
+	e->waker_tid = waker->pid;
+	e->waker_tgid = waker->tgid;
+	e->waker_nr = call.nr;
+	e->softirq_vec = vec ? vec - 1 : 0;
+	e->target_cpu = BPF_CORE_READ(p, wake_cpu);
+	e->flags = waker->flags;
+	e->_pad = 0;
+	whyspan_submit(e);
+	if (context == CONTEXT_TASK && waker->tgid != tgid && !whyspan_is_watched(waker->tgid))
+		name_once(waker, now);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(sched_fork_tp, struct task_struct *parent, struct task_struct *child)
+{
+	__u32 tgid = parent->tgid, child_tgid = child->tgid, *service;
+	struct sched_fork *e;
+
+	service = bpf_map_lookup_elem(&whyspan_watched, &tgid);
+	if (!service)
+		return 0;
+	if (child_tgid != tgid && bpf_map_update_elem(&whyspan_watched, &child_tgid, service, BPF_ANY))
+		whyspan_drop(KIND_sched_fork); /* the set is full: the child goes unseen, and that is counted */
+	e = whyspan_reserve(KIND_sched_fork, bpf_ktime_get_ns(), parent->pid, tgid, 0);
+	if (!e)
+		return 0;
+	e->child_tid = child->pid;
+	e->child_tgid = child_tgid;
+	__builtin_memcpy(e->comm, child->comm, sizeof(e->comm));
+	e->_pad = 0;
+	whyspan_submit(e);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(sched_exec_tp, struct task_struct *p)
+{
+	__u32 tgid = p->tgid;
+	struct sched_exec *e;
+
+	if (!whyspan_is_watched(tgid))
+		return 0;
+	e = whyspan_reserve(KIND_sched_exec, bpf_ktime_get_ns(), p->pid, tgid, 0);
+	if (!e)
+		return 0;
+	__builtin_memcpy(e->comm, p->comm, sizeof(e->comm));
+	e->_pad[0] = e->_pad[1] = 0;
+	whyspan_submit(e);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(sched_exit_tp, struct task_struct *p)
+{
+	__u32 tgid = p->tgid, gone;
+	struct sched_exit *e;
+
+	if (!whyspan_is_watched(tgid))
+		return 0;
+	gone = BPF_CORE_READ(p, signal, live.counter) <= 0;
+	e = whyspan_reserve(KIND_sched_exit, bpf_ktime_get_ns(), p->pid, tgid, gone);
+	if (e) {
+		e->exit_code = p->exit_code;
+		e->_pad = 0;
+		__builtin_memcpy(e->comm, p->comm, sizeof(e->comm));
+		e->_pad2 = 0;
+		whyspan_submit(e);
+	}
+	if (gone)
+		bpf_map_delete_elem(&whyspan_watched, &tgid);
+	return 0;
+}
+
+#define IRQ_MARK(name, tracepoint, field, value)                                                             \
+	SEC("tp_btf/" tracepoint)                                                                            \
+	int BPF_PROG(name)                                                                                   \
+	{                                                                                                    \
+		__u32 zero = 0;                                                                              \
+		struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);                              \
+                                                                                                             \
+		if (irq)                                                                                     \
+			irq->field = (value);                                                                \
+		return 0;                                                                                    \
+	}
+
+IRQ_MARK(sched_hrtimer_enter, "hrtimer_expire_entry", hrtimer, 1)
+IRQ_MARK(sched_hrtimer_exit, "hrtimer_expire_exit", hrtimer, 0)
+IRQ_MARK(sched_hardirq_enter, "irq_handler_entry", hardirq, 1)
+IRQ_MARK(sched_hardirq_exit, "irq_handler_exit", hardirq, 0)
+IRQ_MARK(sched_softirq_exit, "softirq_exit", softirq, 0)
+
+SEC("tp_btf/softirq_entry")
+int BPF_PROG(sched_softirq_enter, unsigned int vec)
+{
+	__u32 zero = 0;
+	struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);
+
+	if (irq)
+		irq->softirq = vec + 1;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

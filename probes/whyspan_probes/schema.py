@@ -1,0 +1,73 @@
+"""Event types as numpy structures: what a record is, independent of where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: Every event struct is exactly this many bytes; with the ring buffer's 8-byte header a record takes 64.
+EVENT_BYTES = 56
+PAYLOAD_BYTES = 32
+
+HEAD_FIELDS = ("ts_ns", "tid", "tgid", "kind", "cpu", "aux")
+
+#: The common head of every event, and its 32 bytes of payload still undecoded.
+EVENT: np.dtype[Any] = np.dtype(
+    [
+        ("ts_ns", "<u8"),  # CLOCK_MONOTONIC
+        ("tid", "<u4"),
+        ("tgid", "<u4"),
+        ("kind", "<u2"),
+        ("cpu", "<u2"),
+        ("aux", "<u4"),
+        ("payload", f"V{PAYLOAD_BYTES}"),
+    ]
+)
+assert EVENT.itemsize == EVENT_BYTES
+
+Events = npt.NDArray[Any]
+
+
+class EventType(NamedTuple):
+    """One kind of record: its name, the number it carries on this run, and its full 56-byte layout."""
+
+    name: str
+    kind: int
+    dtype: np.dtype[Any]
+
+
+class Schema:
+    """The event types of one run or one recording, by name and by kind.
+
+    Kind numbers are assigned when probes are loaded and differ between runs; names are stable.
+    """
+
+    def __init__(self, types: Iterable[EventType]) -> None:
+        self.types: dict[str, EventType] = {}
+        self.by_kind: dict[int, EventType] = {}
+        for t in types:
+            if t.dtype.itemsize != EVENT_BYTES:
+                raise ValueError(f"event {t.name}: {t.dtype.itemsize} bytes, expected {EVENT_BYTES}")
+            if t.name in self.types or t.kind in self.by_kind:
+                raise ValueError(f"event {t.name}: name or kind {t.kind} declared twice")
+            self.types[t.name] = t
+            self.by_kind[t.kind] = t
+
+    def kind(self, name: str) -> int:
+        """Return the kind number of *name*, or -1 when no loaded probe emits it."""
+        t = self.types.get(name)
+        return -1 if t is None else t.kind
+
+    def select(self, events: Events, name: str) -> Events:
+        """Return the rows of that kind, in order, viewed with their own layout (a copy)."""
+        t = self.types.get(name)
+        if t is None:
+            return events[:0]
+        return events[events["kind"] == t.kind].view(t.dtype)
+
+    def view(self, events: Events, name: str) -> Events:
+        """Reinterpret *events*, all of that kind already, with their own layout (no copy)."""
+        return events.view(self.types[name].dtype)

@@ -1,0 +1,72 @@
+"""sockets: data and HTTP/1.1 requests on the watched processes' sockets."""
+
+from __future__ import annotations
+
+from whyspan_probes.probe import Cost, Hook, Probe
+
+_CALLS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg", "sendfile64")
+_DATA = {
+    "aux": "address family: 1 unix, 2 and 10 internet",
+    "key": "socket cookie, or opaque key of a unix socket",
+    "peer": "opaque key of a unix socket's peer",
+    "offset": "position in the stream of the first byte",
+    "bytes": "bytes moved",
+    "lport": "local port",
+    "rport": "remote port",
+}
+
+PROBE = Probe(
+    name="sockets",
+    title="data in and out of sockets, HTTP/1.1 requests",
+    hooks=(
+        Hook(
+            "data",
+            (
+                ("sockets_recv_tp", "sockets_send_tp"),
+                tuple(f"sockets_exit_{call}" for call in _CALLS),
+            ),
+        ),
+        Hook("state", (("sockets_state_tp",),), required=False),
+        Hook("reset", (("sockets_reset_tp",),), required=False),
+    ),
+    events={
+        "sock_recv": _DATA,
+        "sock_send": _DATA,
+        "http_response_head": {
+            "aux": "HTTP status",
+            "cookie": "connection",
+            "offset": "unused",
+            "seq": "number of the request on the connection",
+            "bytes": "bytes of the head",
+        },
+        "http_response_end": {
+            "aux": "HTTP status",
+            "cookie": "connection",
+            "first_body_ns": "when the first body byte was written",
+            "chunks": "writes that carried body bytes",
+            "response_bytes": "bytes of the body, framing left out",
+            "seq": "number of the request on the connection",
+            "flags": "1 the connection's close ended it",
+        },
+        "sock_state": {
+            "aux": "1 reset received",
+            "cookie": "connection",
+            "old_state": "TCP state before",
+            "new_state": "TCP state after",
+            "lport": "local port",
+            "rport": "remote port",
+        },
+        "http_head_lost": {
+            "aux": "1 request, 2 response",
+            "cookie": "connection",
+            "seq": "number of the message",
+            "bytes": "bytes of head seen",
+            "lport": "local port",
+            "rport": "remote port",
+        },
+    },
+    cost=Cost.PER_UNIT,
+    joins="connection cookie and request number",
+    needs="sock_recv_length (6.3) or syscall tracepoints; bpf_loop (5.17)",
+    config={"data": "1 = record every send and receive", "http": "1 = follow HTTP requests"},
+)

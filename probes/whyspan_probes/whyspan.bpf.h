@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What every probe shares: the record's head, the sharded rings, the set of watched processes and the
+ * drop counters. The maps below are created once by the loader and reused by every object.
+ */
+#pragma once
+
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include "arch.bpf.h"
+
+#ifndef barrier_var /* younger than the oldest libbpf headers */
+#define barrier_var(var) asm volatile("" : "+r"(var))
+#endif
+
+#define WHYSPAN_MAX_SHARDS 64
+#define WHYSPAN_MAX_KINDS 256
+#define WHYSPAN_MAX_WATCHED 16384
+
+/* Task flags, include/linux/sched.h; not in BTF because they are macros. */
+#define PF_IO_WORKER 0x00000010
+#define PF_USER_WORKER 0x00004000
+#define PF_KTHREAD 0x00200000
+
+/* First in every event struct; 24 bytes. Units are in the names; tid and tgid are kernel-global. */
+struct whyspan_head {
+	__u64 ts_ns; /* CLOCK_MONOTONIC */
+	__u32 tid;
+	__u32 tgid;
+	__u16 kind; /* whyspan_run.kind_base + index of the event within its probe */
+	__u16 cpu;
+	__u32 aux; /* meaning by kind */
+};
+
+/* Set by the loader before load. */
+const volatile struct {
+	__u64 key_secret; /* kernel addresses leave the kernel only XORed with this */
+	__u32 shard_mask; /* number of rings - 1, a power of two minus one */
+	__u16 kind_base;
+	__u16 _pad;
+} whyspan_run;
+
+struct whyspan_ring {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, WHYSPAN_MAX_SHARDS);
+	__type(key, __u32);
+	__array(values, struct whyspan_ring);
+} whyspan_rings SEC(".maps");
+
+/* Records that could not be reserved, by kind and CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, WHYSPAN_MAX_KINDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} whyspan_drops SEC(".maps");
+
+/* Watched processes by tgid; the value is the loader's number of the service. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, WHYSPAN_MAX_WATCHED);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} whyspan_watched SEC(".maps");
+
+static __always_inline bool whyspan_is_watched(__u32 tgid)
+{
+	/* The value, not the pointer: clang merges two look-ups tested for null into ptr |= ptr. */
+	__u32 *service = tgid ? bpf_map_lookup_elem(&whyspan_watched, &tgid) : NULL;
+
+	return service != NULL;
+}
+
+static __always_inline void whyspan_drop(__u32 index)
+{
+	__u32 kind = whyspan_run.kind_base + index;
+	__u64 *count = bpf_map_lookup_elem(&whyspan_drops, &kind);
+
+	if (count)
+		(*count)++;
+}
+
+/* Opaque name for a kernel object: equal objects, equal keys; the address cannot be recovered. */
+static __always_inline __u64 whyspan_key(const void *object)
+{
+	__u64 address = 0;
+
+	/* The verifier allows no arithmetic on a trusted pointer: read it as a number. */
+	bpf_probe_read_kernel(&address, sizeof(address), &object);
+	return address ? address ^ whyspan_run.key_secret : 0;
+}
+
+/*
+ * Reserve one 56-byte record of kind `index` and fill its head. The payload is the caller's: every byte of it
+ * must be written. Returns NULL, counted, when the ring is full.
+ */
+static __always_inline void *whyspan_reserve(__u32 index, __u64 ts_ns, __u32 tid, __u32 tgid, __u32 aux)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	__u32 shard = cpu & whyspan_run.shard_mask;
+	void *ring = bpf_map_lookup_elem(&whyspan_rings, &shard);
+	struct whyspan_head *head;
+
+	if (!ring)
+		return NULL;
+	head = bpf_ringbuf_reserve(ring, 56, 0);
+	if (!head) {
+		whyspan_drop(index);
+		return NULL;
+	}
+	head->ts_ns = ts_ns;
+	head->tid = tid;
+	head->tgid = tgid;
+	head->kind = whyspan_run.kind_base + index;
+	head->cpu = cpu;
+	head->aux = aux;
+	return head;
+}
+
+static __always_inline void whyspan_submit(void *event)
+{
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+}
+
+/* One record is 64 bytes in the ring; keep each type in BTF through a global pointer that nobody reads. */
+#define WHYSPAN_EVENT(type)                                                                                  \
+	_Static_assert(sizeof(struct type) == 56, #type " must be 56 bytes");                                \
+	struct type *unused_##type __attribute__((unused))
+
+/*
+ * The probe's event kinds, KIND_<event>, counted from 0; user space reads them from BTF, so that the order is
+ * written once.
+ */
+#define WHYSPAN_KINDS(probe, ...)                                                                            \
+	enum probe##_kind { __VA_ARGS__ };                                                                   \
+	enum probe##_kind *unused_##probe##_kind __attribute__((unused))
