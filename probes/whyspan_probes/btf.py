@@ -85,7 +85,8 @@ class Btf:
 
     def find(self, name: str, kind: int) -> int:
         """Return the type's id, or 0 when there is none."""
-        return max(0, self._lib.btf__find_by_name_kind(self._pointer, name.encode(), kind))
+        found: int = self._lib.btf__find_by_name_kind(self._pointer, name.encode(), kind)
+        return max(0, found)
 
     def enum(self, name: str) -> dict[str, int]:
         """Return the enumerators of ``enum name``; empty when there is no such enum."""
@@ -130,7 +131,8 @@ class Btf:
         if end != t.size:
             raise ProbeError(f"struct {name}: {t.size - end} bytes of padding at the end")
         spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": t.size}
-        return np.dtype(spec)
+        dtype: np.dtype[Any] = np.dtype(spec)
+        return dtype
 
     def _fields(self, t: _Type, base: int, owner: str) -> Iterator[tuple[str, int, str, int]]:
         for name_offset, type_id, where in self._extra(t, "<III"):

@@ -102,7 +102,11 @@ class HookTable:
         if self._error:
             return self._error
         if kind in {"tp_btf", "raw_tp"} and self._btf:
-            return "" if self._btf.find(f"btf_trace_{target}", TYPEDEF) else f"this kernel has no tracepoint {target}"
+            return (
+                ""
+                if self._btf.find(f"btf_trace_{target}", TYPEDEF)
+                else f"this kernel has no tracepoint {target}"
+            )
         if kind in {"tracepoint", "tp"}:
             root = tracefs()
             if not root:

@@ -6,6 +6,7 @@ import ctypes as ct
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ def event_types(probe: Probe, btf: Btf, kind_base: int) -> list[EventType]:
     """
     kinds = {n.removeprefix("KIND_"): v for n, v in btf.enum(f"{probe.name}_kind").items()}
     if set(kinds) != set(probe.events):
-        raise ProbeError(f"probe {probe.name}: declares {sorted(probe.events)}, its object has {sorted(kinds)}")
+        raise ProbeError(
+            f"probe {probe.name}: declares {sorted(probe.events)}, its object has {sorted(kinds)}"
+        )
     out = []
     for name, fields in probe.events.items():
         dtype = btf.struct_dtype(name)
@@ -43,6 +46,29 @@ def event_types(probe: Probe, btf: Btf, kind_base: int) -> list[EventType]:
         if not 0 <= kinds[name] < KINDS_PER_PROBE:
             raise ProbeError(f"event {name}: kind {kinds[name]} is out of range")
         out.append(EventType(name, kind_base + kinds[name], dtype))
+    return out
+
+
+def program_sections(path: Path) -> dict[str, str]:
+    """Return the ELF section of every program of an object, by program name; needs no privilege.
+
+    Raises:
+        ProbeError: the object is missing or cannot be read.
+    """
+    lib = lb.libbpf()
+    obj = lib.bpf_object__open_file(str(path).encode(), None) if path.exists() else 0
+    if not obj:
+        raise ProbeError(f"{path.name} is not built or cannot be read", lb.take_log())
+    try:
+        return _sections_of(obj)
+    finally:
+        lib.bpf_object__close(obj)
+
+
+def _sections_of(obj: int) -> dict[str, str]:
+    lib, current, out = lb.libbpf(), None, {}
+    while current := lib.bpf_object__next_program(obj, current):
+        out[lib.bpf_program__name(current).decode()] = lib.bpf_program__section_name(current).decode()
     return out
 
 
@@ -153,18 +179,15 @@ class LoadedProbe:
             dtype = btf.dtype(variable.type_id, name)
             if not address or variable.offset + dtype.itemsize > size:
                 raise ProbeError(f"probe {self.probe.name}: `{name}` lies outside its read-only data")
-            view: Any = np.frombuffer(
-                (ct.c_uint8 * dtype.itemsize).from_address(address + variable.offset), dtype=dtype
-            )
+            raw: Any = (ct.c_uint8 * dtype.itemsize).from_address(address + variable.offset)
+            view: Any = np.frombuffer(raw, dtype=dtype)
             for field, value in fields.items():
                 if field not in (dtype.names or ()) or field.startswith("_pad"):
                     raise ProbeError(f"probe {self.probe.name}: unknown configuration field {field!r}")
                 view[0][field] = value
 
     def _sections(self) -> dict[str, str]:
-        lib, current, out = lb.libbpf(), None, {}
-        while current := lib.bpf_object__next_program(self._object, current):
-            out[lib.bpf_program__name(current).decode()] = lib.bpf_program__section_name(current).decode()
+        out = _sections_of(self._object)
         unknown = {p for h in self.probe.hooks for p in h.programs()} - set(out)
         if unknown:
             raise ProbeError(f"probe {self.probe.name}: no program {sorted(unknown)} in its object")
@@ -210,7 +233,9 @@ class LoadedProbe:
         log = lb.take_log()
         failed = _FAILED_PROGRAM.search(log)
         if -result in _PERMISSION_ERRNOS and "Operation not permitted" in log and not failed:
-            raise PrivilegeError(f"probe {self.probe.name}: the kernel refused to load it (CAP_BPF, CAP_PERFMON)")
+            raise PrivilegeError(
+                f"probe {self.probe.name}: the kernel refused to load it (CAP_BPF, CAP_PERFMON)"
+            )
         if failed is None or failed[1] not in wanted:
             last = log.splitlines()[-1] if log else "no message"
             raise ProbeError(f"probe {self.probe.name}: cannot be loaded: {last}", log)
@@ -243,7 +268,9 @@ class LoadedProbe:
             h.name: HookState(used.get(h.name, []), refused[h.name]) for h in self.probe.hooks
         }
         whole = all(h.name in used for h in self.probe.hooks)
-        self.state.state, self.state.reason = ("attached", "") if whole else ("partial", "an optional hook is missing")
+        self.state.state, self.state.reason = (
+            ("attached", "") if whole else ("partial", "an optional hook is missing")
+        )
 
 
 def _summary(log: str) -> str:

@@ -19,7 +19,12 @@ class RunStats(NamedTuple):
 
 class _ProgInfo(ct.Structure):
     # struct bpf_prog_info, include/uapi/linux/bpf.h (5.12+ for recursion_misses); read as raw bytes up to it
-    _fields_ = (("raw", ct.c_uint8 * 192), ("run_time_ns", ct.c_uint64), ("run_cnt", ct.c_uint64), ("misses", ct.c_uint64))
+    _fields_ = (
+        ("raw", ct.c_uint8 * 192),
+        ("run_time_ns", ct.c_uint64),
+        ("run_cnt", ct.c_uint64),
+        ("misses", ct.c_uint64),
+    )
 
 
 def read(program_fd: int) -> RunStats:

@@ -30,10 +30,14 @@ def discover(folders: Iterable[Path] = (HERE,)) -> list[Found]:
     """
     found: dict[str, Found] = {}
     for folder in folders:
-        for source in sorted({*folder.glob("*.bpf.c"), *(p.with_suffix(".c") for p in folder.glob("*.bpf.o"))}):
+        for source in sorted(
+            {*folder.glob("*.bpf.c"), *(p.with_suffix(".c") for p in folder.glob("*.bpf.o"))}
+        ):
             name = source.name.removesuffix(".bpf.c")
             if name in found:
-                raise ProbeError(f"probe {name}: declared in {folder} and in {found[name].object_path.parent}")
+                raise ProbeError(
+                    f"probe {name}: declared in {folder} and in {found[name].object_path.parent}"
+                )
             found[name] = Found(_load(folder / f"{name}.py", name), folder / f"{name}.bpf.o")
     return [found[name] for name in sorted(found)]
 

@@ -66,7 +66,8 @@ class Schema:
         t = self.types.get(name)
         if t is None:
             return events[:0]
-        return events[events["kind"] == t.kind].view(t.dtype)
+        rows: Events = events[events["kind"] == t.kind].view(t.dtype)
+        return rows
 
     def view(self, events: Events, name: str) -> Events:
         """Reinterpret *events*, all of that kind already, with their own layout (no copy)."""

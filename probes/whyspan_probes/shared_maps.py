@@ -43,7 +43,9 @@ class SharedMaps:
         fds = [create_ring(f"whyspan_ring{i}", each) for i in range(self.shards)]
         opts = MapCreateOpts(sz=ct.sizeof(MapCreateOpts), inner_map_fd=fds[0])
         outer = check(
-            lib.bpf_map_create(BPF_MAP_TYPE_ARRAY_OF_MAPS, b"whyspan_rings", 4, 4, MAX_SHARDS, ct.byref(opts)),
+            lib.bpf_map_create(
+                BPF_MAP_TYPE_ARRAY_OF_MAPS, b"whyspan_rings", 4, 4, MAX_SHARDS, ct.byref(opts)
+            ),
             "cannot create the table of rings",
         )
         for i, fd in enumerate(fds):
@@ -55,7 +57,9 @@ class SharedMaps:
         )
         hash_opts = MapCreateOpts(sz=ct.sizeof(MapCreateOpts), map_flags=_BPF_F_NO_PREALLOC)
         watched = check(
-            lib.bpf_map_create(_BPF_MAP_TYPE_HASH, b"whyspan_watched", 4, 4, MAX_WATCHED, ct.byref(hash_opts)),
+            lib.bpf_map_create(
+                _BPF_MAP_TYPE_HASH, b"whyspan_watched", 4, 4, MAX_WATCHED, ct.byref(hash_opts)
+            ),
             "cannot create the set of watched processes",
         )
         blobs = create_ring("whyspan_blobs", blob_bytes)

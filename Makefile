@@ -1,0 +1,117 @@
+# whyspan. `make help` lists the targets; V=1 shows the commands; Q= does the same for a sub-make.
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+ifeq ($(V),1)
+Q :=
+msg =
+else
+Q := @
+msg = @printf '  %-8s %s\n' '$(1)' '$(2)';
+MAKEFLAGS += --no-print-directory
+endif
+
+# Debian keeps bpftool here, which is not in everybody's PATH.
+export PATH := $(PATH):/usr/sbin:/sbin
+
+CLANG ?= clang
+LLVM_STRIP ?= llvm-strip
+CLANG_FORMAT ?= clang-format
+BPFTOOL ?= bpftool
+PYTHON ?= /usr/bin/python3
+BUILD := build
+BIN := .venv/bin
+STAMP := .venv/.stamp
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
+PACKAGES := clang llvm libbpf-dev bpftool python3-bpfcc libelf-dev clang-format python3-venv
+MISSING = $(shell for p in $(PACKAGES); do \
+	dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done)
+
+# The name that the kernel's headers and libbpf give to this machine's architecture.
+ARCH := $(shell uname -m | sed -e 's/x86_64/x86/' -e 's/aarch64/arm64/' -e 's/ppc64le/powerpc/' \
+	-e 's/riscv64/riscv/' -e 's/s390x/s390/')
+PROBES := probes/whyspan_probes
+BPF_SOURCES := $(wildcard $(PROBES)/*.bpf.c)
+BPF_HEADERS := $(wildcard $(PROBES)/*.bpf.h)
+BPF_OBJECTS := $(BPF_SOURCES:.bpf.c=.bpf.o)
+BPF_CFLAGS := -g -O2 -target bpf -D__TARGET_ARCH_$(ARCH) -isystem $(BUILD) -I$(PROBES) -Wall -Werror -Wpadded
+VMLINUX_BTF ?= /sys/kernel/btf/vmlinux
+
+.PHONY: help
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  \033[36m%-8s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## Install the system packages that are missing (apt, Debian or Ubuntu)
+	$(Q)missing="$(strip $(MISSING))"; if [ -n "$$missing" ]; then \
+		command -v apt-get >/dev/null || { echo "no apt-get: these are needed: $$missing" >&2; exit 0; }; \
+		echo "  APT      $$missing"; \
+		$(SUDO) apt-get update -q && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing; \
+	fi
+
+.PHONY: venv
+venv: $(STAMP) ## Create .venv and install whyspan and its tools into it, editable
+
+# Debian's bcc module belongs to /usr/bin/python3: hence this interpreter, and its site packages.
+$(STAMP): pyproject.toml | deps
+	$(call msg,VENV,.venv)
+	$(Q)test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages .venv
+	$(Q)$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(Q)touch $@
+
+.PHONY: build
+build: $(BPF_OBJECTS) ## Compile every probes/whyspan_probes/*.bpf.c
+
+$(BUILD)/vmlinux.h: | deps
+	$(call msg,BTF,$@)
+	$(Q)mkdir -p $(BUILD)
+	$(Q)$(BPFTOOL) btf dump file $(VMLINUX_BTF) format c > $@.tmp
+	$(Q)mv $@.tmp $@
+
+# `bpftool gen object` fixes the offsets of variables in BTF, which clang leaves at 0; the strip drops DWARF, not BTF.
+$(PROBES)/%.bpf.o: $(PROBES)/%.bpf.c $(BPF_HEADERS) $(BUILD)/vmlinux.h | deps
+	$(call msg,BPF,$@)
+	$(Q)$(CLANG) $(BPF_CFLAGS) -c $< -o $(BUILD)/$*.clang.o
+	$(Q)$(BPFTOOL) gen object $(BUILD)/$*.bpf.o $(BUILD)/$*.clang.o
+	$(Q)$(LLVM_STRIP) -g $(BUILD)/$*.bpf.o
+	$(Q)mv $(BUILD)/$*.bpf.o $@
+
+.PHONY: demo
+demo: venv build ## Inject four faults into a server and check what whyspan says of them (root, < 150 s)
+	$(Q)$(BIN)/python -m tests.demo $(ARGS)
+
+# Root for the tier `bpf`; without sudo it is skipped with its reason, unless WHYSPAN_REQUIRE says otherwise.
+TEST_SUDO = $(if $(SUDO),$(shell command -v sudo >/dev/null && echo sudo env WHYSPAN_REQUIRE='$(WHYSPAN_REQUIRE)'))
+
+.PHONY: test
+test: venv build ## Run the tiers unit and bpf (WHYSPAN_REQUIRE=bpf,engine turns skips into failures)
+	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf) $(ARGS)
+
+.PHONY: check
+check: venv ## Lint, format, types, layers, unit tests (< 3 min, no root)
+	$(call msg,RUFF,check)
+	$(Q)$(BIN)/ruff check --quiet .
+	$(call msg,RUFF,format)
+	$(Q)$(BIN)/ruff format --quiet --check .
+	$(call msg,MYPY,strict)
+	$(Q)$(BIN)/mypy --no-error-summary
+	$(call msg,IMPORTS,.importlinter)
+	$(Q)mkdir -p $(BUILD)
+	$(Q)$(BIN)/lint-imports --no-cache > $(BUILD)/lint-imports.log || { cat $(BUILD)/lint-imports.log; exit 1; }
+ifneq ($(BPF_SOURCES)$(BPF_HEADERS),)
+	$(call msg,CLANGFMT,$(PROBES))
+	$(Q)$(CLANG_FORMAT) --dry-run --Werror $(BPF_SOURCES) $(BPF_HEADERS)
+endif
+	$(Q)$(BIN)/python -m pytest -q tests/unit
+
+.PHONY: bench
+bench: venv build ## Measure: diagnosis, cost on the server, ingest rate (minutes, root)
+	$(Q)$(SUDO) $(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: clean
+clean: ## Remove what was built; keeps .venv and the packages
+	$(call msg,CLEAN,$(BUILD))
+	$(Q)rm -rf $(BUILD) $(BPF_OBJECTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

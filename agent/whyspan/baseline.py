@@ -1,0 +1,253 @@
+"""What is usual: time per cause and latency of ordinary requests, per service and size class."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from whyspan.model import Request
+
+#: Ordinary requests of a class before its figures are used.
+MIN_COUNT: Final = 50
+#: Ordinary requests kept per class, the latest.
+RESERVOIR: Final = 512
+MAX_CLASSES: Final = 1024
+#: Greatest move of a figure per hour, as a share of it.
+MAX_MOVE_PER_HOUR: Final = 0.05
+
+_REFRESH_EVERY: Final = 16
+_HOUR_NS: Final = 3_600_000_000_000
+_MS: Final = 1_000_000
+_VERSION: Final = 1
+
+
+class Objectives(Protocol):
+    """Limits in ms; 0 means none."""
+
+    @property
+    def ttft_ms(self) -> float:
+        """Limit on the time to the first byte."""
+
+    @property
+    def e2e_ms(self) -> float:
+        """Limit on the whole request."""
+
+
+class Usual(NamedTuple):
+    """The figures of a class, in ms; ``requests`` counts the ordinary ones seen so far.
+
+    ``causes`` maps to (median, spread), spread being the median absolute deviation; ``ttft_causes`` is the
+    same up to the first byte.
+    """
+
+    requests: int
+    latency_median: float
+    latency_p99: float
+    ttft_median: float
+    ttft_p99: float
+    causes: dict[str, tuple[float, float]]
+    ttft_causes: dict[str, tuple[float, float]]
+
+
+class _Sample(NamedTuple):
+    latency: float
+    ttft: float  # -1: no first byte
+    causes: dict[str, float]
+    ttft_causes: dict[str, float]
+
+
+class _Class:
+    """One size class: a reservoir, and published figures that follow it slowly."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.samples: deque[_Sample] = deque(maxlen=RESERVOIR)
+        self.usual: dict[str, float] = {}
+        self.moved_ns: int | None = None  # when the figures last moved; None right after a restart
+
+    def add(self, sample: _Sample, now_ns: int) -> None:
+        self.count += 1
+        self.samples.append(sample)
+        if self.count == MIN_COUNT or (self.count > MIN_COUNT and not self.usual):
+            self.usual = self._figures()
+            self.moved_ns = now_ns
+        elif self.count > MIN_COUNT and self.count % _REFRESH_EVERY == 0:
+            self._move(now_ns)
+
+    def _move(self, now_ns: int) -> None:
+        last, self.moved_ns = self.moved_ns, now_ns
+        if last is None or now_ns <= last:  # the clock began anew: no credit for time not seen
+            return
+        # Compounds to the same in an hour, however many steps it is taken in.
+        share = (1 + MAX_MOVE_PER_HOUR) ** min((now_ns - last) / _HOUR_NS, 1.0) - 1
+        # A figure near zero would never move by a share of itself: its step is a share of the latency.
+        scale = self.usual["latency_median"]
+        target = self._figures()
+        for key in target.keys() | self.usual.keys():
+            old, new = self.usual.get(key, 0.0), target.get(key, 0.0)
+            step = share * max(abs(old), scale)
+            self.usual[key] = min(max(new, old - step), old + step)
+
+    def _figures(self) -> dict[str, float]:
+        latency = np.array([s.latency for s in self.samples])
+        ttft = np.array([s.ttft for s in self.samples if s.ttft >= 0] or [0.0])
+        figures = {
+            "latency_median": float(np.median(latency)),
+            "latency_p99": float(np.percentile(latency, 99)),
+            "ttft_median": float(np.median(ttft)),
+            "ttft_p99": float(np.percentile(ttft, 99)),
+        }
+        for prefix, maps in (
+            ("causes", [s.causes for s in self.samples]),
+            ("ttft_causes", [s.ttft_causes for s in self.samples]),
+        ):
+            for cause in {c for m in maps for c in m}:
+                ms = np.array([m.get(cause, 0.0) for m in maps])
+                median = float(np.median(ms))
+                figures[f"{prefix}:{cause}:median"] = median
+                figures[f"{prefix}:{cause}:spread"] = float(np.median(np.abs(ms - median)))
+        return figures
+
+    def published(self) -> Usual | None:
+        if not self.usual:
+            return None
+        u = self.usual
+        maps: dict[str, dict[str, tuple[float, float]]] = {"causes": {}, "ttft_causes": {}}
+        for key, value in u.items():
+            if key.endswith(":median"):
+                prefix, cause, _ = key.split(":")
+                maps[prefix][cause] = (value, u.get(f"{prefix}:{cause}:spread", 0.0))
+        return Usual(
+            self.count,
+            u["latency_median"],
+            u["latency_p99"],
+            u["ttft_median"],
+            u["ttft_p99"],
+            maps["causes"],
+            maps["ttft_causes"],
+        )
+
+
+class Baseline:
+    """The usual figures of every class seen; the class used longest ago goes when there are too many.
+
+    Figures appear with the 50th ordinary request of a class. From then on each follows the latest 512, but in
+    an hour moves by at most 5% of itself (of the median latency, where that is more): a lasting fault
+    that stays under the limits of :meth:`is_slow` is learnt over days, not minutes. The clock is the
+    requests' own end times; hours without requests, or across a restart, give no credit beyond one hour.
+    """
+
+    def __init__(self) -> None:
+        self._classes: OrderedDict[str, _Class] = OrderedDict()
+
+    def observe(
+        self,
+        request: Request,
+        causes_ms: Mapping[str, float],
+        ttft_causes_ms: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Take in an ordinary request; return whether it counted.
+
+        Failed requests and those slow for their class are refused. A request over a configured objective is
+        the caller's to hold back.
+
+        Args:
+            request: A finished request.
+            causes_ms: Its time per cause.
+            ttft_causes_ms: The same up to its first byte, when known.
+        """
+        if request.outcome != "ok" or request.status >= 400 or self.is_slow(request, None) is not None:
+            return False
+        key = class_of(request)
+        found = self._classes.get(key)
+        if found is None:
+            found = self._classes[key] = _Class()
+            if len(self._classes) > MAX_CLASSES:
+                self._classes.popitem(last=False)
+        self._classes.move_to_end(key)
+        sample = _Sample(latency_ms(request), ttft_ms(request), dict(causes_ms), dict(ttft_causes_ms or {}))
+        found.add(sample, request.end_ns)
+        return True
+
+    def usual(self, request: Request) -> Usual | None:
+        """Return the figures of the request's class, or None until it has 50 ordinary requests."""
+        found = self._classes.get(class_of(request))
+        return found.published() if found is not None else None
+
+    def is_slow(self, request: Request, objectives: Objectives | None) -> str | None:
+        """Return why a request counts as slow, or None.
+
+        Slow is over a configured objective; without one, above its class's 99th percentile and twice its
+        median. The reason begins with ``ttft`` or ``latency``, the phase it is about.
+        """
+        latency, ttft = latency_ms(request), ttft_ms(request)
+        if objectives is not None:
+            for name, value, limit in (
+                ("ttft", ttft, objectives.ttft_ms),
+                ("latency", latency, objectives.e2e_ms),
+            ):
+                if limit and value > limit:
+                    return f"{name} {value:.0f} ms over the objective of {limit:g} ms"
+        usual = self.usual(request)
+        if usual is None:
+            return None
+        for name, value, p99, median, limit in (
+            ("ttft", ttft, usual.ttft_p99, usual.ttft_median, objectives.ttft_ms if objectives else 0),
+            (
+                "latency",
+                latency,
+                usual.latency_p99,
+                usual.latency_median,
+                objectives.e2e_ms if objectives else 0,
+            ),
+        ):
+            if not limit and value > p99 and value > 2 * median > 0:
+                measure = f"P99 of {p99:.0f} ms and twice the median of {median:.0f} ms"
+                return f"{name} {value:.0f} ms above its class's {measure}"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-compatible values."""
+        return {
+            "version": _VERSION,
+            "classes": {
+                key: {"count": c.count, "usual": c.usual, "samples": [list(s) for s in c.samples]}
+                for key, c in self._classes.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Baseline:
+        """Return the baseline that :meth:`to_dict` described; an empty one if of another version."""
+        made = cls()
+        if data.get("version") != _VERSION:
+            return made
+        for key, item in data["classes"].items():
+            c = made._classes[key] = _Class()
+            c.count = int(item["count"])
+            c.usual = dict(item["usual"])
+            c.samples.extend(_Sample(*s) for s in item["samples"])
+        return made
+
+
+def class_of(request: Request) -> str:
+    """Return the size class: the service, and response chunks and request bytes in powers of four."""
+    return f"{request.service}|{_bucket(request.chunks)}|{_bucket(request.request_bytes)}"
+
+
+def _bucket(n: int) -> int:
+    return (max(n, 0).bit_length() + 1) // 2
+
+
+def latency_ms(request: Request) -> float:
+    """Return the request's wall time."""
+    return max(request.end_ns - request.start_ns, 0) / _MS
+
+
+def ttft_ms(request: Request) -> float:
+    """Return the time to its first byte out, -1 when there was none."""
+    first = request.first_ns or request.head_ns
+    return (first - request.start_ns) / _MS if first >= request.start_ns and first else -1.0

@@ -1,0 +1,71 @@
+"""What a root-cause rule is, and how rules are found."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from whyspan.causes.context import Context
+from whyspan.critical_path import Path, PathSegment
+from whyspan.model import Culprit
+
+
+class Claim(NamedTuple):
+    """A rule's claim on a segment, or on the part of it between ``start_ns`` and ``end_ns`` (0: its ends)."""
+
+    cause: str
+    detail: str = ""
+    culprit: Culprit | None = None
+    inferred: bool = False
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """One root cause. A module of this package that has such an object named ``RULE`` adds a cause.
+
+    ``rank`` orders the rules: the lowest that claims a segment has it. ``fix`` is worded as a thing to try.
+    """
+
+    @property
+    def id(self) -> str:
+        """The id of CAUSES.md."""
+
+    @property
+    def title(self) -> str:
+        """What happened, to follow '540 ms' in a sentence."""
+
+    @property
+    def neighbours(self) -> tuple[str, ...]:
+        """The causes it is easily mixed up with."""
+
+    @property
+    def fix(self) -> str:
+        """What to try."""
+
+    @property
+    def rank(self) -> int:
+        """Order of asking, lowest first."""
+
+    def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
+        """Return a claim on the segment or a part of it, or None."""
+
+    def rule_out(self, path: Path, ctx: Context) -> str:
+        """Return the check, with numbers, by which the cause was set aside."""
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Return every rule of this package, by rank."""
+    import whyspan.causes as package
+
+    found: list[Rule] = []
+    for info in pkgutil.iter_modules(package.__path__):
+        rule = getattr(importlib.import_module(f"{package.__name__}.{info.name}"), "RULE", None)
+        if rule is not None:
+            assert isinstance(rule, Rule), f"{info.name}.RULE is not a rule"
+            found.append(rule)
+    return tuple(sorted(found, key=lambda r: (r.rank, r.id)))

@@ -1,0 +1,149 @@
+"""``whyspan explain``: one request, nanosecond by nanosecond, and the verdict."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from whyspan.cli._options import open_reader, store_options
+from whyspan.errors import StoreError
+
+if TYPE_CHECKING:
+    from whyspan_exporters.reader import Reader, Stored
+
+_LISTED = 8
+_CAUSE_ROWS = 12
+
+
+@click.command(name="explain")
+@click.argument("request_id", metavar="ID")
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, request_id: str, config_path: Path | None, store_path: Path | None, as_json: bool) -> None:
+    """Explain the request ID: a trace id, its first digits (at least 4), or an x-request-id."""
+    with open_reader(config_path, store_path) as reader:
+        stored = _one(reader, request_id)
+    if as_json:
+        click.echo(json.dumps(_document(stored), indent=2))
+    else:
+        click.echo("\n".join(_report(stored)))
+
+
+def _one(reader: Reader, name: str) -> Stored:
+    """Return the finding that *name* means; of several requests of one trace, the slowest.
+
+    Raises:
+        StoreError: None, or requests of several traces.
+    """
+    found = reader.find(name)
+    if not found:
+        raise StoreError(
+            f"no request {name}: give a trace id, its first 4 or more digits, or an x-request-id;"
+            " `whyspan slow --all` lists what is stored"
+        )
+    traces = sorted({s.finding.request.trace_id for s in found})
+    if len(traces) > 1:
+        shown = ", ".join(traces[:_LISTED]) + (", ..." if len(traces) > _LISTED else "")
+        raise StoreError(f"{name} is ambiguous: {shown}")
+    if len(found) > 1:
+        others = ", ".join(s.id for s in found[1:])
+        click.echo(f"whyspan: the slowest of {len(found)} requests of this trace; others: {others}", err=True)
+    return found[0]
+
+
+def _document(stored: Stored) -> dict[str, Any]:
+    import msgspec
+
+    from whyspan import clock
+
+    finding = stored.finding
+    request = {"start": clock.rfc3339(stored.start_unix_ns), **msgspec.to_builtins(finding.request)}
+    return {
+        "request": request,
+        "wall_ns": finding.wall_ns,
+        "accounted_ns": finding.accounted_ns,
+        "segments": msgspec.to_builtins(finding.segments),
+        "causes": finding.causes,
+        "baseline": finding.baseline,
+        "verdict": msgspec.to_builtins(finding.verdict),
+        "ruled_out": msgspec.to_builtins(finding.ruled_out),
+    }
+
+
+def _report(stored: Stored) -> list[str]:
+    from whyspan import clock
+    from whyspan.cli import _timeline
+    from whyspan.text import clean
+
+    f = stored.finding
+    r, v = f.request, f.verdict
+    out = [
+        f"{clean(r.method, 10)} {clean(r.route, 100)}  {r.status or clean(r.outcome, 10)}"
+        f"  service {clean(r.service, 40)}  {clock.rfc3339(stored.start_unix_ns)}",
+        f"trace {clean(r.trace_id, 32)} ({clean(r.trace_id_source, 20)})"
+        + (f"  request id {clean(r.request_id, 64)}" if r.request_id else ""),
+        _times(stored),
+        "",
+    ]
+    if f.slow:
+        out.append(clean(v.sentence or f"The cause is {v.cause}.", 400))
+        facts = [f"cause {clean(v.cause, 40)}", f"excess {v.excess_ms:.1f} ms ({v.share:.0%} of all excess)"]
+        facts += [f"confidence {v.confidence:.2f}"] + ([f"phase {clean(f.phase, 20)}"] if f.phase else [])
+        out.append("  " + ", ".join(facts))
+        if v.culprit.kind or v.culprit.name:
+            out.append(f"  culprit   {_culprit(stored)}")
+        out += [f"  evidence  {clean(line, 200)}" for line in v.evidence]
+        out += [f"  not       {clean(ruled.cause, 40)}: {clean(ruled.check, 160)}" for ruled in f.ruled_out]
+        if v.fix:
+            out.append(f"  fix       {clean(v.fix, 300)}")
+    else:
+        out.append("Not slow: sampled for the baseline.")
+    out += ["", *_causes(stored), "", f"{'at ms':>10} {'for ms':>10}"]
+    block = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
+    out += _timeline.lines(f.segments, r.start_ns, f.wall_ns, block)
+    return out
+
+
+def _times(stored: Stored) -> str:
+    f = stored.finding
+    r = f.request
+    parts = [f"{f.wall_ns / 1e6:.1f} ms"]
+    if r.first_ns:
+        parts.append(f"first byte after {(r.first_ns - r.start_ns) / 1e6:.1f} ms")
+    parts.append(f"{r.chunks} chunks, {r.response_bytes} bytes")
+    accounted = f.accounted_ns / f.wall_ns if f.wall_ns else 1.0
+    parts.append(f"{accounted:.1%} accounted for")
+    if f.lost_events:
+        parts.append(f"{f.lost_events} events lost")
+    return ", ".join(parts)
+
+
+def _culprit(stored: Stored) -> str:
+    from whyspan.text import clean
+
+    c = stored.finding.verdict.culprit
+    ids = [f"process {c.tgid}"] * bool(c.tgid) + [f"thread {c.tid}"] * bool(c.tid)
+    text = f"{clean(c.kind, 20)} {clean(c.name, 80)}".strip()
+    text += f" ({', '.join(ids)})" if ids else ""
+    return text + (f": {clean(c.detail, 160)}" if c.detail else "")
+
+
+def _causes(stored: Stored) -> list[str]:
+    """Return the table of time per cause beside the usual time, longest first."""
+    from whyspan.text import clean
+
+    f = stored.finding
+    names = sorted(f.causes, key=lambda name: (-f.causes[name], name))
+    usual = f"usual ms (of {f.baseline_count})" if f.baseline else "no baseline yet"
+    rows = [f"  {'cause':<30} {'ms':>10}  {usual}"]
+    for name in names[:_CAUSE_ROWS]:
+        base = f"{f.baseline.get(name, 0.0):.2f}" if f.baseline else ""
+        rows.append(f"  {clean(name, 30):<30} {f.causes[name]:>10.2f}  {base}".rstrip())
+    if len(names) > _CAUSE_ROWS:
+        rest = sum(f.causes[name] for name in names[_CAUSE_ROWS:])
+        rows.append(f"  {f'({len(names) - _CAUSE_ROWS} others)':<30} {rest:>10.2f}")
+    return rows

@@ -1,0 +1,98 @@
+"""``whyspan probes``: what each probe is attached to, what it sees and what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whyspan.cli._options import console, open_reader, store_options
+from whyspan.text import clean
+
+
+@click.command(name="probes")
+@store_options
+@click.option("--fields", is_flag=True, help="Also list every event and field with its meaning.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, config_path: Path | None, store_path: Path | None, fields: bool, as_json: bool) -> None:
+    """List the probes: state, hook used, hits per second, ns per hit, share of a core, drops."""
+    from whyspan.errors import StoreError
+
+    try:
+        with open_reader(config_path, store_path) as reader:
+            status = reader.status()
+    except StoreError:
+        status = {}
+    rows = _rows(status)
+    if as_json:
+        click.echo(json.dumps({"status": status, "probes": rows}, indent=2))
+        return
+    _print(rows, status, fields)
+
+
+def _rows(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The declared probes, with what the running agent last said of them."""
+    from whyspan_probes.registry import discover
+
+    running = {p["name"]: p for p in status.get("probes", ()) if isinstance(p, dict) and "name" in p}
+    rows = []
+    for found in discover():
+        p = found.probe
+        state = running.get(p.name, {})
+        hooks = state.get("hooks", {})
+        rows.append(
+            {
+                "name": p.name,
+                "title": p.title,
+                "cost": p.cost.value,
+                "needs": p.needs,
+                "joins": p.joins,
+                "state": state.get("state", "not running"),
+                "reason": state.get("reason", ""),
+                "hooks": hooks or {h.name: {"used": [], "refused": []} for h in p.hooks},
+                "hits_per_s": state.get("hits_per_s", 0.0),
+                "ns_per_hit": state.get("ns_per_hit", 0.0),
+                "core_ratio": state.get("core_ratio", 0.0),
+                "drops": state.get("drops", 0),
+                "events": {name: dict(fields) for name, fields in p.events.items()},
+                "config": dict(p.config),
+            }
+        )
+    return rows
+
+
+def _print(rows: list[dict[str, Any]], status: dict[str, Any], fields: bool) -> None:
+    from rich.table import Table
+
+    out = console()
+    table = Table("probe", "state", "attached by", box=None, pad_edge=False)
+    for name in ("hits/s", "ns/hit", "% of a core", "drops"):
+        table.add_column(name, justify="right")
+    for r in rows:
+        used = dict.fromkeys(s for h in r["hooks"].values() for s in h["used"])
+        measured = r["hits_per_s"] > 0
+        table.add_row(
+            r["name"],
+            clean(f"{r['state']}: {r['reason']}" if r["reason"] else r["state"], 120),
+            "\n".join(used),
+            f"{r['hits_per_s']:,.0f}" if measured else "-",
+            f"{r['ns_per_hit']:,.0f}" if measured else "-",
+            f"{100 * r['core_ratio']:.3f}" if measured else "-",
+            f"{r['drops']:,}",
+        )
+    out.print(table)
+    if status:
+        out.print(
+            f"\nprobes {status.get('bpf_core_ratio', 0.0):.2%} and collector {status.get('agent_core_ratio', 0.0):.2%} "
+            f"of a core; watched processes use {status.get('target_cores', 0.0):.2f} cores; "
+            f"{status.get('events', 0):,} events since the start"
+        )
+    if fields:
+        for r in rows:
+            out.print(f"\n{r['name']}: {r['title']}\n  joins: {r['joins']}\n  needs: {r['needs']}")
+            for event, payload in r["events"].items():
+                out.print(f"  {event}")
+                for name, meaning in payload.items():
+                    out.print(f"    {name:<16} {meaning}")

@@ -1,0 +1,150 @@
+"""``whyspan slow``: the newest slow requests and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from whyspan.cli._options import console, duration_ns, open_reader, store_options
+
+if TYPE_CHECKING:
+    from whyspan_exporters.reader import Stored
+
+_TRACE_DIGITS = 8  # enough for `whyspan explain`
+_WIDE = 130  # columns of the terminal
+
+
+@click.command(name="slow")
+@store_options
+@click.option("--service", default="", help="Only this service.")
+@click.option("--cause", default="", help="Only this cause, or all below it (cpu, io, ...).")
+@click.option("--since", default="", metavar="AGE", help="Only requests of the last 90s, 10m, 2h, 7d.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option("--all", "ordinary", is_flag=True, help="Also the sampled requests that were not slow.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    *,
+    config_path: Path | None,
+    store_path: Path | None,
+    service: str,
+    cause: str,
+    since: str,
+    limit: int,
+    ordinary: bool,
+    as_json: bool,
+) -> None:
+    """List the newest slow requests with the cause of each."""
+    from whyspan.clock import now_unix_ns
+
+    oldest = now_unix_ns() - duration_ns(since) if since else 0
+    with open_reader(config_path, store_path) as reader:
+        found = reader.newest(
+            service=service, cause=cause, since_unix_ns=oldest, limit=limit, ordinary=ordinary
+        )
+    if as_json:
+        click.echo(json.dumps([_entry(s) for s in found], indent=2))
+    elif found:
+        _print_table(found)
+    else:
+        click.echo("no slow requests" if not ordinary else "no requests")
+
+
+def _entry(stored: Stored) -> dict[str, Any]:
+    from whyspan import clock
+
+    finding = stored.finding
+    request, verdict = finding.request, finding.verdict
+    return {
+        "trace_id": request.trace_id,
+        "trace_id_source": request.trace_id_source,
+        "service": request.service,
+        "start": clock.rfc3339(stored.start_unix_ns),
+        "latency_ms": finding.wall_ns / 1e6,
+        "ttft_ms": (request.first_ns - request.start_ns) / 1e6 if request.first_ns else None,
+        "status": request.status,
+        "phase": finding.phase,
+        "verdict": {
+            "cause": verdict.cause,
+            "excess_ms": verdict.excess_ms,
+            "share": verdict.share,
+            "confidence": verdict.confidence,
+            "culprit": {
+                "kind": verdict.culprit.kind,
+                "name": verdict.culprit.name,
+                "tgid": verdict.culprit.tgid,
+                "tid": verdict.culprit.tid,
+                "detail": verdict.culprit.detail,
+            },
+        },
+        "accounted_ratio": finding.accounted_ns / finding.wall_ns if finding.wall_ns else 1.0,
+        "lost_events": finding.lost_events,
+    }
+
+
+def _print_table(found: list[Stored]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    out = console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = [c for c in _COLUMNS if out.width >= _WIDE or not c.wide_only]
+    for column in shown:
+        table.add_column(
+            column.title,
+            justify="right" if column.number else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=column.min_width or None,
+        )
+    for stored in found:
+        cells = _cells(stored)
+        table.add_row(*(cells[column.title] for column in shown))
+    out.print(table)
+
+
+class _Column(NamedTuple):
+    title: str
+    number: bool = False
+    wide_only: bool = False
+    min_width: int = 0
+
+
+_COLUMNS = (
+    _Column("start (UTC)", min_width=14),
+    _Column("service"),
+    _Column("route", wide_only=True),
+    _Column("status", number=True, wide_only=True),
+    _Column("total ms", number=True, min_width=8),
+    _Column("ttft ms", number=True, wide_only=True),
+    _Column("cause"),
+    _Column("excess ms", number=True, wide_only=True),
+    _Column("share", number=True, wide_only=True),
+    _Column("conf.", number=True, wide_only=True),
+    _Column("culprit"),
+    _Column("trace", min_width=_TRACE_DIGITS),
+)
+
+
+def _cells(stored: Stored) -> dict[str, str]:
+    from whyspan import clock
+    from whyspan.text import clean
+
+    finding = stored.finding
+    request, verdict = finding.request, finding.verdict
+    return {
+        "start (UTC)": clock.rfc3339(stored.start_unix_ns)[5:19].replace("T", " "),
+        "service": clean(request.service, 24),
+        "route": clean(f"{request.method} {request.route}", 32),
+        "status": clean(str(request.status or request.outcome), 10),
+        "total ms": f"{finding.wall_ns / 1e6:.1f}",
+        "ttft ms": f"{(request.first_ns - request.start_ns) / 1e6:.1f}" if request.first_ns else "-",
+        "cause": clean(verdict.cause if finding.slow else "(not slow)", 32),
+        "excess ms": f"{verdict.excess_ms:.1f}",
+        "share": f"{verdict.share:.0%}",
+        "conf.": f"{verdict.confidence:.2f}",
+        "culprit": clean(verdict.culprit.name, 32),
+        "trace": clean(request.trace_id[:_TRACE_DIGITS], _TRACE_DIGITS),
+    }

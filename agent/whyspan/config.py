@@ -1,0 +1,234 @@
+"""The configuration: every key, its type, its bounds and its default, in one place.
+
+A TOML file, overridden by the command line under the same names. Unknown keys and wrong types are a
+`ConfigError` of one line that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from whyspan.errors import ConfigError
+
+CONFIG_ENV = "WHYSPAN_CONFIG"
+#: JSON object of the same shape as the file; set by ``whyspan run`` for the processes it starts.
+OVERRIDES_ENV = "WHYSPAN_OVERRIDES"
+SYSTEM_PATH = Path("/etc/whyspan/whyspan.toml")
+#: struct sockaddr_un.sun_path holds 108 bytes with its final NUL.
+_SOCKET_PATH_BYTES = 107
+
+Milliseconds = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(gt=0, le=1)]
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Target(_Section, frozen=True):
+    """Processes to watch: those that meet every selector given here. ``service`` names them."""
+
+    pid: Annotated[int, Meta(ge=0)] = 0
+    comm: str = ""
+    unit: str = ""
+    cgroup: str = ""
+    service: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.pid or self.comm or self.unit or self.cgroup):
+            raise ValueError("a target needs one of pid, comm, unit, cgroup")
+
+
+class Targets(_Section, frozen=True):
+    """``auto`` looks for known inference servers; ``match`` adds others."""
+
+    auto: bool = True
+    match: tuple[Target, ...] = ()
+
+
+class Objectives(_Section, frozen=True):
+    """Limits over which a request is slow, in ms; 0 means none."""
+
+    ttft_ms: Milliseconds = 0
+    e2e_ms: Milliseconds = 0
+    inter_token_ms: Milliseconds = 0
+
+
+class ServiceObjectives(_Section, frozen=True):
+    """What one service has different; a missing key takes the value of ``[slo]``."""
+
+    ttft_ms: Milliseconds | None = None
+    e2e_ms: Milliseconds | None = None
+    inter_token_ms: Milliseconds | None = None
+
+
+class Slo(Objectives, frozen=True):
+    """Default objectives, and overrides by service name."""
+
+    services: dict[str, ServiceObjectives] = {}
+
+    def objectives(self, service: str) -> Objectives:
+        """Return the limits that hold for *service*."""
+        own = self.services.get(service, ServiceObjectives())
+        return Objectives(
+            ttft_ms=self.ttft_ms if own.ttft_ms is None else own.ttft_ms,
+            e2e_ms=self.e2e_ms if own.e2e_ms is None else own.e2e_ms,
+            inter_token_ms=self.inter_token_ms if own.inter_token_ms is None else own.inter_token_ms,
+        )
+
+
+class Collector(_Section, frozen=True):
+    """The process that holds the probes."""
+
+    drain_interval_ms: Annotated[int, Meta(ge=10, le=5000)] = 250
+    ring_bytes: Annotated[int, Meta(ge=64 << 10, le=16 << 20)] = 8 << 20  # all rings together
+    window_s: Annotated[int, Meta(ge=5, le=3600)] = 60
+    recorder_mb: Annotated[int, Meta(ge=1, le=1024)] = 32
+    queue_findings: Annotated[int, Meta(ge=1, le=100_000)] = 2000
+    explain_per_s: Annotated[float, Meta(gt=0)] = 5  # slow requests, per service
+    ordinary_per_s: Annotated[float, Meta(ge=0)] = 1  # ordinary requests, per service
+    budget_core_ratio: Ratio = 0.01  # of one core
+    budget_target_ratio: Ratio = 0.01  # of what the targets burn
+    record: str = ""
+    header_allow: tuple[str, ...] = ("x-request-id", "x-tenant-id")
+    disable_probes: tuple[str, ...] = ()
+
+
+class StoreSection(_Section, frozen=True):
+    """The local store; at either bound the oldest findings go first."""
+
+    path: str = ""
+    max_age_h: Annotated[float, Meta(gt=0)] = 168
+    max_mb: Annotated[int, Meta(ge=16)] = 512
+
+
+class Run(_Section, frozen=True):
+    """Where the daemon keeps its files."""
+
+    state_dir: str = ""
+
+
+class Config(_Section, frozen=True):
+    """The whole configuration. An instance without arguments holds every default."""
+
+    targets: Targets = Targets()
+    slo: Slo = Slo()
+    collector: Collector = Collector()
+    store: StoreSection = StoreSection()
+    run: Run = Run()
+
+    @property
+    def state_dir(self) -> Path:
+        """Return the configured folder, else ``/var/lib/whyspan`` (root) or ``~/.local/state/whyspan``."""
+        if self.run.state_dir:
+            return Path(self.run.state_dir)
+        return Path("/var/lib/whyspan") if os.geteuid() == 0 else Path.home() / ".local/state/whyspan"
+
+    @property
+    def store_path(self) -> Path:
+        """Return the SQLite file of the local store."""
+        return Path(self.store.path) if self.store.path else self.state_dir / "whyspan.db"
+
+    @property
+    def socket_path(self) -> Path:
+        """Return the Unix socket on which the exporter listens.
+
+        Raises:
+            ConfigError: The state folder's path is too long for a Unix socket; use a shorter one.
+        """
+        path = self.state_dir / "exporter.sock"
+        if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+            raise ConfigError(f"run.state_dir: {path} is longer than {_SOCKET_PATH_BYTES} bytes")
+        return path
+
+
+def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: The file; default: ``$WHYSPAN_CONFIG``, else ``/etc/whyspan/whyspan.toml`` if there is one.
+        overrides: Nested values that win over the file; default: the JSON object in ``$WHYSPAN_OVERRIDES``.
+
+    Raises:
+        ConfigError: The file cannot be read, or it or the overrides have an unknown key or a wrong value.
+    """
+    over = _overrides_from_env() if overrides is None else overrides
+    _check_keys(over, Config, "command line", "")
+    if path is None and (named := os.environ.get(CONFIG_ENV)):
+        path = Path(named)
+    if path is None and SYSTEM_PATH.exists():
+        path = SYSTEM_PATH
+    data: dict[str, Any] = {}
+    if path is not None:
+        data = _read(path)
+        _check_keys(data, Config, str(path), "")
+    _convert(over, "command line")
+    if over:
+        _convert(data, str(path))  # so that a message blames the right source
+    return _convert(_merged(data, over), str(path or "command line"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
+def _overrides_from_env() -> dict[str, Any]:
+    text = os.environ.get(OVERRIDES_ENV, "")
+    if not text:
+        return {}
+    try:
+        data = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"{OVERRIDES_ENV}: not JSON: {exc}") from exc
+    if not isinstance(data, dict):
+        raise ConfigError(f"{OVERRIDES_ENV}: not a JSON object")
+    return data
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        out[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return out
+
+
+def _convert(data: Mapping[str, Any], source: str) -> Config:
+    try:
+        return msgspec.convert(data, Config)
+    except msgspec.ValidationError as exc:
+        message, _, where = str(exc).partition(" - at `$")
+        where = where.rstrip("`").replace("[...]", ".*").lstrip(".")
+        text = message.replace("`", "")
+        raise ConfigError(f"{source}: {where}: {text[:1].lower()}{text[1:]}") from exc
+
+
+def _check_keys(data: Any, kind: Any, source: str, prefix: str) -> None:
+    # msgspec finds unknown keys too, but names neither the nearest one nor the key of a table in a dict.
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(data, Mapping):
+        known = {f.name: f.type for f in msgspec.structs.fields(kind)}
+        for key, value in data.items():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+                raise ConfigError(f"{source}: unknown key {prefix}{key}; did you mean {prefix}{near[0]}?")
+            _check_keys(value, known[key], source, f"{prefix}{key}.")
+    elif get_origin(kind) is dict and isinstance(data, Mapping):
+        for key, value in data.items():
+            _check_keys(value, get_args(kind)[1], source, f"{prefix}{key}.")
+    elif get_origin(kind) is tuple and isinstance(data, list):
+        for index, value in enumerate(data):
+            _check_keys(value, get_args(kind)[0], source, f"{prefix[:-1]}[{index}].")

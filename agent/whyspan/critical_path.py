@@ -1,0 +1,300 @@
+"""The critical path of a request: backwards from its end, each nanosecond charged once."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from whyspan.edges import Edge, Edges
+from whyspan.model import Request
+from whyspan.syscalls import NOT_APPLICABLE, SEND
+from whyspan.threads import Timelines
+from whyspan.timeline import (
+    BLOCKED,
+    NO_WAKE,
+    RUNNABLE,
+    RUNNING,
+    SOFTIRQ,
+    TASK,
+    THROTTLED,
+    UNKNOWN_STATE,
+    WAKEUP,
+    Rival,
+    Wait,
+)
+
+NET_RX: Final = 3  # softirq vector. Source: include/linux/interrupt.h
+
+MAX_SLICES: Final = 256
+MAX_STEPS: Final = 20_000
+# Hops allowed without time going back; more is a cycle made of lost or inconsistent events.
+_MAX_STALL: Final = 8
+_MAX_OWN_THREADS: Final = 64
+_OWN_DEPTH: Final = 3
+_OWN_WAKES_READ: Final = 256
+
+
+class TilingError(Exception):
+    """The segments do not tile the request: a defect in the walk, never in the events."""
+
+
+class PathSegment(NamedTuple):
+    """A piece of the path and its raw evidence: ``wait`` of a blocked one, ``rival`` of one without a CPU.
+
+    A blocked segment whose ``wait`` was ended by a watched task is one the walk could not follow.
+    """
+
+    start_ns: int
+    end_ns: int
+    tgid: int
+    tid: int
+    state: str
+    inferred: bool = False
+    wait: Wait | None = None
+    rival: Rival | None = None
+
+    @property
+    def ns(self) -> int:
+        """Length in nanoseconds."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def whole_ns(self) -> int:
+        """Length of the wait this is a piece of: a cut does not make a long wait short."""
+        if self.wait is not None and self.wait.start_ns >= 0:
+            return max(self.ns, self.wait.end_ns - self.wait.start_ns)
+        return max(self.ns, self.rival.whole_ns) if self.rival is not None else self.ns
+
+
+class Path(NamedTuple):
+    """Segments, ascending and disjoint, that tile [start, end] exactly."""
+
+    start_ns: int
+    end_ns: int
+    segments: list[PathSegment]
+    hops: int
+
+    def ns(self, *states: str) -> int:
+        """Return the time spent in the given states."""
+        return sum(s.ns for s in self.segments if s.state in states)
+
+
+def walk(timelines: Timelines, request: Request) -> Path:
+    """Return the critical path of a finished request.
+
+    The interval is cut wherever the response was written to, at most 256 times, and each slice is walked
+    from its end on the thread that wrote it.
+
+    Raises:
+        TilingError: The result does not tile the interval; a defect of this module.
+    """
+    walker = _Walk(timelines, request)
+    if request.end_ns > request.start_ns:
+        lo = request.start_ns
+        for hi, tid, tgid in cuts(timelines, request):
+            walker.slice(lo, hi, tid, tgid)
+            lo = hi
+    path = Path(request.start_ns, max(request.end_ns, request.start_ns), merged(walker.done), walker.hops)
+    check(path)
+    return path
+
+
+def check(path: Path) -> None:
+    """Raise TilingError unless the segments tile the path's interval."""
+    at = path.start_ns
+    for s in path.segments:
+        if s.start_ns != at or s.end_ns <= s.start_ns:
+            raise TilingError(f"segment {s.start_ns}..{s.end_ns} where {at} was due")
+        at = s.end_ns
+    if at != path.end_ns:
+        raise TilingError(f"path ends at {at}, request at {path.end_ns}")
+
+
+def merged(segments: list[PathSegment]) -> list[PathSegment]:
+    """Join neighbours that differ in nothing but time."""
+    out: list[PathSegment] = []
+    for s in segments:
+        if out and out[-1].end_ns == s.start_ns and out[-1][2:] == s[2:]:
+            out[-1] = out[-1]._replace(end_ns=s.end_ns)
+        else:
+            out.append(s)
+    return out
+
+
+def cuts(timelines: Timelines, request: Request) -> list[tuple[int, int, int]]:
+    """Return the ends of the slices as (time, tid, tgid), ascending; the last is the request's end."""
+    rows = timelines.keyed("sock_send", "key", request.cookie)
+    found: list[tuple[int, int, int]] = []
+    if len(rows) and request.cookie:
+        ts = rows["ts_ns"]
+        inside = (ts > np.uint64(request.start_ns)) & (ts <= np.uint64(request.end_ns))
+        rows = rows[inside & (rows["tgid"] == request.tgid)]
+        last = 0
+        for t, tid in zip(rows["ts_ns"].tolist(), rows["tid"].tolist(), strict=True):
+            if t > last:
+                found.append((t, tid, request.tgid))
+                last = t
+    end_tid = request.end_tid or (found[-1][1] if found else request.start_tid)
+    if found and found[-1][0] == request.end_ns:
+        found.pop()
+    if len(found) >= MAX_SLICES:
+        step = len(found) / (MAX_SLICES - 1)
+        found = [found[int(i * step)] for i in range(MAX_SLICES - 1)]
+    return [*found, (request.end_ns, end_tid, request.tgid)]
+
+
+def own_threads(timelines: Timelines, request: Request) -> frozenset[int]:
+    """Return the threads that were set to work for this request, as far as wake-ups tell.
+
+    These are the threads woken between the arrival of the head and the reader's next rest, and in turn the
+    threads those woke in their next run.
+    """
+    own: set[int] = set()
+    frontier = [(request.start_tid, request.start_ns)]
+    for _ in range(_OWN_DEPTH):
+        following: list[tuple[int, int]] = []
+        for tid, since in frontier:
+            rows = timelines.keyed("sched_wake", "waker_tid", tid)
+            if not len(rows):
+                continue
+            until = timelines.thread(tid).next_block(since)
+            ts = rows["ts_ns"]
+            a = int(ts.searchsorted(np.uint64(since), "left"))
+            b = int(ts.searchsorted(np.uint64(until or request.end_ns), "right"))
+            part = rows[a : min(b, a + _OWN_WAKES_READ)]
+            for woken, t, context in zip(
+                part["tid"].tolist(), part["ts_ns"].tolist(), part["aux"].tolist(), strict=True
+            ):
+                if context == TASK and woken not in own and woken != request.start_tid:
+                    own.add(woken)
+                    following.append((woken, t))
+                    if len(own) >= _MAX_OWN_THREADS:
+                        return frozenset(own)
+        frontier = following
+    return frozenset(own)
+
+
+class _Walk:
+    """The state of one walk; ``done`` holds the finished slices, ascending."""
+
+    def __init__(self, timelines: Timelines, request: Request) -> None:
+        self.timelines = timelines
+        self.edges = Edges(timelines)
+        self.done: list[PathSegment] = []
+        self.hops = 0
+        self.steps = 0
+        self._request = request
+        self._own: frozenset[int] | None = None
+
+    @property
+    def own(self) -> frozenset[int]:
+        if self._own is None:
+            self._own = own_threads(self.timelines, self._request)
+        return self._own
+
+    def slice(self, lo: int, hi: int, tid: int, tgid: int) -> None:
+        """Walk (lo, hi] backwards from *tid*, appending to ``done``."""
+        back: list[PathSegment] = []
+        t = hi
+        stall = 0
+        edge: Edge | None = None
+        while t > lo:
+            self.steps += 1
+            if self.steps > MAX_STEPS or stall > _MAX_STALL:
+                back.append(PathSegment(lo, t, tgid, tid, UNKNOWN_STATE))
+                break
+            thread = self.timelines.thread(tid)
+            start, state, at, inferred = thread.before(t)
+            floor = max(start, lo)
+            if state == RUNNING and edge is None:
+                edge = self._edge(tid, start, t)
+            if (
+                edge is not None
+                and state in (RUNNING, RUNNABLE, WAKEUP, THROTTLED)
+                and edge.write_ns >= floor
+            ):
+                # What the thread needed came at write_ns: until then it held nobody up.
+                floor = edge.write_ns
+            hop: tuple[int, int, int] | None = None
+            if state == BLOCKED:
+                wait = thread.wait(at)
+                hop = self._waker(tid, wait, t)
+                if hop is not None:
+                    floor = max(hop[0], lo)  # on its way from the one to the other
+                if floor < t:
+                    back.append(self._blocked(PathSegment(floor, t, tgid, tid, state, inferred), wait))
+                    t = floor
+                edge = None
+            elif state == UNKNOWN_STATE:
+                born = self._birth(tid, t) if start < 0 else None
+                if born is not None and born[0] < t:
+                    since = max(born[0], lo)
+                    back.append(PathSegment(since, t, tgid, tid, WAKEUP, True))
+                    t, hop = since, born
+                else:
+                    back.append(PathSegment(floor, t, tgid, tid, state))
+                    t = floor
+                edge = None
+            else:
+                if floor < t:
+                    rival = thread.rival(at) if state != RUNNING else None
+                    back.append(PathSegment(floor, t, tgid, tid, state, inferred, rival=rival))
+                t = floor
+                if edge is not None and t == edge.write_ns:
+                    hop, edge = (t, edge.tid, edge.tgid), None
+            if hop is None:
+                stall = 0
+                continue
+            self.hops += 1
+            stall = stall + 1 if hop[0] >= t else 0
+            t, tid, tgid = min(t, hop[0]), hop[1], hop[2]
+        self.done.extend(reversed(back))
+
+    def _blocked(self, piece: PathSegment, wait: Wait) -> PathSegment:
+        if wait.context == NO_WAKE and wait.syscall_nr <= NOT_APPLICABLE:
+            return piece._replace(state=UNKNOWN_STATE, inferred=False)
+        # A watched waker that could not be followed: its own switches were lost.
+        astray = wait.context == TASK and self.timelines.watched(wait.waker_tid)
+        return piece._replace(inferred=piece.inferred or astray, wait=wait)
+
+    def _edge(self, tid: int, run_start: int, t: int) -> Edge | None:
+        """Return the data edge into the run that ends at *t*, if the reader was awake when it was written."""
+        awake_since = self.timelines.thread(tid).awake_since(run_start)
+        edge = self.edges.latest(tid, run_start, awake_since, t, self.own)
+        return edge if edge is not None and self._running(edge.tid, edge.write_ns) else None
+
+    def _waker(self, tid: int, wait: Wait, t: int) -> tuple[int, int, int] | None:
+        """Return (time, tid, tgid) to continue at, or None where the chain ends."""
+        if wait.context == NO_WAKE or wait.waker_tid in (0, tid):
+            return None
+        inline_send = wait.context == SOFTIRQ and wait.softirq_vec == NET_RX and wait.waker_nr in SEND
+        if wait.context != TASK and not inline_send:
+            return self._sender(tid, wait, t)
+        at = min(wait.end_ns, t)
+        return (at, wait.waker_tid, wait.waker_tgid) if self._running(wait.waker_tid, at) else None
+
+    def _sender(self, tid: int, wait: Wait, t: int) -> tuple[int, int, int] | None:
+        # A network interrupt delivered what a watched thread of this host sent: the bytes name it.
+        if wait.context != SOFTIRQ or wait.softirq_vec != NET_RX:
+            return None
+        resumed = self.timelines.thread(tid).next_in(wait.end_ns)
+        if resumed is None:
+            return None
+        edge = self.edges.first(tid, resumed, self.own)
+        if edge is None:
+            return None
+        at = min(edge.write_ns, wait.end_ns, t)
+        if at <= wait.start_ns or not self._running(edge.tid, at):
+            return None
+        return at, edge.tid, edge.tgid
+
+    def _running(self, tid: int, t: int) -> bool:
+        return self.timelines.watched(tid) and self.timelines.thread(tid).before(t).state == RUNNING
+
+    def _birth(self, tid: int, t: int) -> tuple[int, int, int] | None:
+        rows = self.timelines.keyed("sched_fork", "child_tid", tid)
+        if not len(rows):
+            return None
+        at, parent, parent_tgid = int(rows["ts_ns"][-1]), int(rows["tid"][-1]), int(rows["tgid"][-1])
+        return (at, parent, parent_tgid) if at < t and self._running(parent, at) else None

@@ -1,0 +1,241 @@
+"""Finds the processes to watch: known inference servers, and those that the configuration selects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from whyspan.config import Target, Targets
+from whyspan.text import clean
+
+_MAX_CMDLINE = 4096
+
+
+class Candidate(NamedTuple):
+    """A process as discovery sees it. ``start`` is its start time, which tells a reused pid from the old one."""
+
+    tgid: int
+    ppid: int
+    start: float
+    comm: str
+    exe: str
+    cmdline: tuple[str, ...]
+
+
+class Found(NamedTuple):
+    """A process to watch, its service, and by which rule it was found."""
+
+    tgid: int
+    start: float
+    service: str
+    rule: str
+
+
+class Engine(NamedTuple):
+    """How a kind of inference server is recognised on its command line."""
+
+    name: str
+    pattern: re.Pattern[str]
+
+
+#: Matched against the command line without its first word's folder, first hit wins.
+ENGINES: tuple[Engine, ...] = (
+    Engine("vllm", re.compile(r"(^|[ /])vllm( serve|\.entrypoints\.)|-m vllm\b|VLLM::")),
+    Engine("sglang", re.compile(r"-m sglang\b|sglang\.launch_server|sglang::|(^|[ /])sglang( serve)")),
+    Engine("llama.cpp", re.compile(r"(^|/)llama-server\b|(^|/)llama_cpp\.server|-m llama_cpp\.server")),
+    Engine("tgi", re.compile(r"(^|/)text-generation-(launcher|router|server)\b")),
+    Engine("ollama", re.compile(r"(^|/)ollama (serve|runner)\b")),
+    Engine("transformers", re.compile(r"(^|[ /])transformers serve\b")),
+    Engine("uvicorn", re.compile(r"(^|[ /])uvicorn |-m uvicorn\b")),
+)
+
+#: A server whose command line says nothing still maps its engine's libraries.
+LIBRARIES: tuple[Engine, ...] = (
+    Engine("llama.cpp", re.compile(r"/libllama\.so")),
+    Engine("vllm", re.compile(r"/vllm/_C\b|/vllm/.*\.abi3\.so")),
+    Engine("sglang", re.compile(r"/sgl_kernel/")),
+    Engine("torch", re.compile(r"/libtorch_cpu\.so")),
+)
+
+
+def candidate(process: psutil.Process) -> Candidate | None:
+    """Read a process; None when it is gone or may not be read."""
+    try:
+        with process.oneshot():
+            cmdline = process.cmdline()
+            return Candidate(
+                process.pid,
+                process.ppid() or 0,
+                process.create_time(),
+                clean(process.name(), 32),
+                Path(cmdline[0]).name if cmdline else "",
+                tuple(cmdline),
+            )
+    except (psutil.Error, OSError, ValueError):
+        return None
+
+
+def engine_of(c: Candidate) -> str:
+    """Return the engine that a command line names, or an empty string."""
+    line = " ".join(c.cmdline)[:_MAX_CMDLINE]
+    for engine in ENGINES:
+        if engine.pattern.search(line):
+            return engine.name
+    return ""
+
+
+def engine_by_library(tgid: int, proc: Path = Path("/proc")) -> str:
+    """Return the engine whose libraries the process maps, or an empty string."""
+    try:
+        maps = (proc / str(tgid) / "maps").read_text(errors="replace")
+    except OSError:
+        return ""
+    for engine in LIBRARIES:
+        if engine.pattern.search(maps):
+            return engine.name
+    return ""
+
+
+def listens(tgid: int) -> bool:
+    """Whether the process has a listening TCP socket."""
+    try:
+        return any(c.status == psutil.CONN_LISTEN for c in psutil.Process(tgid).net_connections("tcp"))
+    except (psutil.Error, OSError):
+        return False
+
+
+def cgroup_of(tgid: int, proc: Path = Path("/proc")) -> str:
+    """Return the process's cgroup: of the CPU controller under v1, else of the unified tree; "" when gone."""
+    try:
+        lines = (proc / str(tgid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    unified = ""
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "cpu" in controllers.split(","):
+            return path
+        if not controllers:
+            unified = path
+    return unified
+
+
+def unit_of(cgroup: str) -> str:
+    """Return the systemd unit in a cgroup path, or an empty string."""
+    m = re.search(r"/([^/]+\.(?:service|scope))(?:/|$)", cgroup)
+    return m[1] if m else ""
+
+
+def selects(target: Target, c: Candidate, cgroup: str) -> bool:
+    """Whether a process meets every selector of a configured target."""
+    return (
+        (not target.pid or target.pid == c.tgid)
+        and (not target.comm or target.comm in (c.comm, c.exe))
+        and (not target.unit or target.unit in (unit_of(cgroup), unit_of(cgroup).removesuffix(".service")))
+        and (
+            not target.cgroup or cgroup == target.cgroup or cgroup.startswith(target.cgroup.rstrip("/") + "/")
+        )
+    )
+
+
+class Discovery:
+    """Keeps the set of processes to watch. ``scan`` looks only at processes it has not judged yet."""
+
+    def __init__(
+        self,
+        targets: Targets,
+        by_library: Callable[[int], str] = engine_by_library,
+        has_listener: Callable[[int], bool] = listens,
+    ) -> None:
+        self._targets = targets
+        self._by_library, self._listens = by_library, has_listener
+        self._judged: dict[int, float] = {}  # tgid -> start time
+        self._again: dict[int, int] = {}  # young processes get a second look: they exec, map and listen later
+        self.found: dict[int, Found] = {}
+
+    def scan(self, pids: Iterable[int] | None = None) -> tuple[list[Found], list[int]]:
+        """Return the processes that are new and those that are gone since the last scan."""
+        alive = set(psutil.pids() if pids is None else pids)
+        gone = [tgid for tgid in self.found if tgid not in alive]
+        new: list[Found] = []
+        for tgid in sorted(alive):
+            known = self._judged.get(tgid)
+            if known is not None and tgid not in self._again:
+                continue
+            try:
+                c = candidate(psutil.Process(tgid))
+            except psutil.Error:
+                continue
+            if c is None:
+                continue
+            if known is not None and known != c.start:  # another process under the same number
+                self._again.pop(tgid, None)
+                if self.found.pop(tgid, None):
+                    gone.append(tgid)
+            self._judged[tgid] = c.start
+            found = self._judge(c)
+            if found:
+                self._again.pop(tgid, None)
+                if tgid not in self.found:
+                    self.found[tgid] = found
+                    new.append(found)
+            else:
+                self._count_look(tgid)
+        for tgid in gone:
+            self.found.pop(tgid, None)
+        for tgid in [t for t in self._judged if t not in alive]:
+            del self._judged[tgid]
+            self._again.pop(tgid, None)
+        return new, gone
+
+    def recheck(self, tgid: int) -> None:
+        """Judge the process anew at the next scan: it has executed another program."""
+        self._again[tgid] = 3
+
+    def adopt(self, parent: int, child: int) -> None:
+        """Take in a fork: the child serves its parent's service."""
+        found = self.found.get(parent)
+        if found and child not in self.found:
+            try:
+                start = psutil.Process(child).create_time()
+            except psutil.Error:
+                return
+            self.found[child] = Found(child, start, found.service, f"child of {parent}")
+            self._judged[child] = start
+
+    def forget(self, tgid: int) -> None:
+        """The process is gone."""
+        self.found.pop(tgid, None)
+        self._judged.pop(tgid, None)
+        self._again.pop(tgid, None)
+
+    def _count_look(self, tgid: int) -> None:
+        left = self._again.get(tgid, 3) - 1
+        if left > 0:
+            self._again[tgid] = left
+        else:
+            self._again.pop(tgid, None)
+
+    def _judge(self, c: Candidate) -> Found | None:
+        cgroup = cgroup_of(c.tgid) if self._targets.match else ""
+        for target in self._targets.match:
+            if selects(target, c, cgroup):
+                service = target.service or engine_of(c) or c.comm
+                return Found(c.tgid, c.start, clean(service, 64), "configuration")
+        parent = self.found.get(c.ppid)
+        if parent:
+            return Found(c.tgid, c.start, parent.service, f"child of {c.ppid}")
+        if not self._targets.auto:
+            return None
+        engine = engine_of(c)
+        if engine:
+            return Found(c.tgid, c.start, engine, "command line")
+        engine = self._by_library(c.tgid)
+        if engine and self._listens(c.tgid):
+            return Found(c.tgid, c.start, engine, "libraries and a listening port")
+        return None

@@ -1,0 +1,239 @@
+"""The pure core in one object: batches in, findings out. The same live, on a recording and in a test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import msgspec
+from whyspan_probes.schema import Schema
+
+from whyspan import critical_path, slices, verdict
+from whyspan.baseline import Baseline, Objectives
+from whyspan.causes import Classified, Context, classify
+from whyspan.facts import Facts
+from whyspan.model import Batch, Finding, Request
+from whyspan.recorder import Recorder
+from whyspan.requests import RequestTable
+from whyspan.threads import Timelines
+
+_SECOND_NS = 1_000_000_000
+#: Ordinary requests are looked at this much faster while their class has no baseline.
+_LEARNING_RATE = 10.0
+#: Open requests reported for passing their objective, and slices of long ones, per second.
+_OPEN_PER_S = 5.0
+_SLICES_PER_S = 10.0
+#: How far beyond a window's ends scheduling events still matter: who was running when it began.
+_MARGIN_NS = 2 * _SECOND_NS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the engine is told. ``objectives`` maps a service to its limits; rates are per service and second."""
+
+    objectives: Callable[[str], Objectives]
+    instance: str
+    explain_per_s: float = 5.0
+    ordinary_per_s: float = 1.0
+    window_ns: int = 60 * _SECOND_NS
+    recorder_bytes: int = 32 << 20
+
+
+class _Tokens:
+    """A token bucket on the batches' clock."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._burst = max(per_s, 1.0)
+        self._tokens = self._burst
+        self._at_ns = 0
+
+    def take(self, now_ns: int) -> bool:
+        if self._at_ns:
+            gained = self._per_s * (now_ns - self._at_ns) / _SECOND_NS
+            self._tokens = min(self._burst, self._tokens + gained)
+        self._at_ns = now_ns
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+@dataclass
+class _Long:
+    """What is already explained of a request that is still open."""
+
+    until_ns: int
+    parts: list[Classified] = field(default_factory=list)
+    reported: bool = False
+
+
+class Engine:
+    """Feeds batches through recorder, requests, critical path, causes and verdict.
+
+    ``counts`` are totals since the start: requests by (service, outcome), ``not_explained``, ``forgotten``.
+    """
+
+    def __init__(self, schema: Schema, settings: Settings, baseline: Baseline | None = None) -> None:
+        self.baseline = baseline or Baseline()
+        self.facts = Facts()
+        self.counts: Counter[tuple[str, str, str]] = Counter()  # name, service, label
+        self._schema, self._settings = schema, settings
+        self._recorder = Recorder(settings.window_ns, settings.recorder_bytes)
+        self._requests = RequestTable(schema, settings.instance)
+        self._waiting: list[Request] = []  # ended, but after the last batch's horizon
+        self._long: dict[tuple[int, int], _Long] = {}
+        self._buckets: dict[tuple[str, str], _Tokens] = {}
+        self._open_checked_ns = 0
+
+    def feed(self, batch: Batch) -> list[Finding]:
+        """Take in a batch and return what can now be explained, in order of the requests' ends."""
+        self.facts.update(batch, self._schema)
+        self._recorder.add(batch)
+        ended = self._waiting + self._requests.feed(batch, self.facts)
+        # Rings are drained one after the other: only what ended before the drain began is complete.
+        ready = [r for r in ended if r.end_ns <= batch.now_ns]
+        self._waiting = [r for r in ended if r.end_ns > batch.now_ns]
+        findings = []
+        for service, group in groupby(sorted(ready, key=lambda r: r.service), key=lambda r: r.service):
+            findings += self._finished(service, list(group), batch.now_ns)
+        if batch.now_ns - self._open_checked_ns >= _SECOND_NS:
+            self._open_checked_ns = batch.now_ns
+            findings += self._still_open(batch.now_ns)
+        findings.sort(key=lambda f: (f.request.end_ns, f.request.trace_id))
+        return findings
+
+    def flush(self, now_ns: int) -> list[Finding]:
+        """Explain what ended and was still waiting for a later batch, as at the end of a recording."""
+        ready, self._waiting = self._waiting, []
+        return [f for r in ready for f in self._finished(r.service, [r], now_ns)]
+
+    def open_count(self) -> int:
+        """Return the number of requests in progress."""
+        return len(self._requests.open_requests())
+
+    def _bucket(self, service: str, name: str, per_s: float) -> _Tokens:
+        key = (service, name)
+        if key not in self._buckets:
+            if len(self._buckets) > 1000:
+                self._buckets.clear()
+            self._buckets[key] = _Tokens(per_s)
+        return self._buckets[key]
+
+    def _finished(self, service: str, ended: list[Request], now_ns: int) -> list[Finding]:
+        objectives = self._settings.objectives(service)
+        slow, ordinary = [], []
+        for r in ended:
+            self.counts["requests", service, r.outcome] += 1
+            reason = self.baseline.is_slow(r, objectives)
+            if r.outcome == "lost":
+                self._long.pop((r.cookie, r.seq), None)
+            elif reason or r.outcome != "ok":
+                slow.append((r, reason))
+            else:
+                ordinary.append(r)
+        findings = []
+        # A fair reservoir without chance: whom a hash prefers does not depend on order or size.
+        for r, reason in sorted(slow, key=lambda item: _lot(item[0])):
+            if self._bucket(service, "slow", self._settings.explain_per_s).take(now_ns):
+                findings.append(self._explain(r, reason))
+            else:
+                self.counts["not_explained", service, ""] += 1
+                self._long.pop((r.cookie, r.seq), None)
+        for r in sorted(ordinary, key=_lot):
+            learning = self.baseline.usual(r) is None
+            rate = max(self._settings.ordinary_per_s, _LEARNING_RATE if learning else 0.0)
+            if self._settings.ordinary_per_s and self._bucket(
+                service, "learning" if learning else "ordinary", rate
+            ).take(now_ns):
+                finding = self._explain(r, None)
+                self.baseline.observe(r, finding.causes, self._ttft)
+                findings.append(finding)
+            self._long.pop((r.cookie, r.seq), None)
+        return findings
+
+    def _classify(self, request: Request, start_ns: int, end_ns: int) -> tuple[Classified, Context]:
+        chunks = self._recorder.span(start_ns - _MARGIN_NS, end_ns + _MARGIN_NS)
+        part = msgspec.structs.replace(
+            request, start_ns=start_ns, end_ns=end_ns, end_tid=request.end_tid or request.start_tid
+        )
+        timelines = Timelines(self._schema, chunks, start_ns, end_ns, self.facts)
+        ctx = Context(timelines, part)
+        return classify(critical_path.walk(timelines, part), ctx), ctx
+
+    def _explain(self, request: Request, reason: str | None) -> Finding:
+        long = self._long.pop((request.cookie, request.seq), None)
+        start_ns = min(max(long.until_ns, request.start_ns), request.end_ns) if long else request.start_ns
+        last, ctx = self._classify(request, start_ns, request.end_ns)
+        whole = slices.join([*long.parts, last]) if long and long.parts else last
+        self._ttft = whole.ttft_causes
+        lost = self._recorder.lost(request.start_ns, request.end_ns)
+        finding = verdict.explain(request, whole, self.baseline, reason, lost, ctx)
+        finding.segments = slices.compact(finding.segments)
+        _assert_tiles(finding)
+        return finding
+
+    def _still_open(self, now_ns: int) -> list[Finding]:
+        findings = []
+        retained = now_ns - (self._recorder.oldest_ns() or now_ns)
+        for r in self._requests.open_requests():
+            key = (r.cookie, r.seq)
+            age_ms = (now_ns - r.start_ns) / 1e6
+            limit = self._settings.objectives(r.service).e2e_ms
+            long = self._long.get(key)
+            if limit and age_ms > limit and not (long and long.reported):
+                if self._bucket(r.service, "open", _OPEN_PER_S).take(now_ns):
+                    findings.append(self._report_open(r, now_ns, limit))
+                    self._long.setdefault(key, _Long(r.start_ns)).reported = True
+            covered = long.until_ns if long else r.start_ns
+            # Explained in slices while the events are still there; half of what is kept is left as margin.
+            due = min(self._settings.window_ns, max(retained, 4 * _SECOND_NS)) / 2
+            if now_ns - covered > due and self._bucket("", "slice", _SLICES_PER_S).take(now_ns):
+                part, _ = self._classify(r, covered, now_ns)
+                part.segments[:] = slices.compact(part.segments)
+                kept = self._long.setdefault(key, _Long(r.start_ns))
+                kept.parts.append(part._replace(path=part.path._replace(segments=[])))
+                kept.until_ns = now_ns
+                if len(kept.parts) > 1:
+                    joined = slices.join(kept.parts)
+                    kept.parts = [joined._replace(segments=slices.compact(joined.segments))]
+        if len(self._long) > 4 * len(self._requests.open_requests()) + 100:
+            alive = {(r.cookie, r.seq) for r in self._requests.open_requests()}
+            self._long = {k: v for k, v in self._long.items() if k in alive}
+        return findings
+
+    def _report_open(self, request: Request, now_ns: int, limit_ms: float) -> Finding:
+        long = self._long.get((request.cookie, request.seq))
+        seen = msgspec.structs.replace(
+            request, end_ns=now_ns, end_tid=request.end_tid or request.start_tid, outcome="open"
+        )
+        start_ns = long.until_ns if long else seen.start_ns
+        last, ctx = self._classify(seen, start_ns, now_ns)
+        whole = slices.join([*long.parts, last]) if long and long.parts else last
+        reason = f"latency {(now_ns - seen.start_ns) / 1e6:.0f} ms and still open, over the objective of {limit_ms:g} ms"
+        lost = self._recorder.lost(seen.start_ns, now_ns)
+        finding = verdict.explain(seen, whole, self.baseline, reason, lost, ctx)
+        finding.segments = slices.compact(finding.segments)
+        _assert_tiles(finding)
+        return finding
+
+
+class NotTiledError(Exception):
+    """A finding's segments do not tile its request: a defect of this program, never of its input."""
+
+
+def _assert_tiles(finding: Finding) -> None:
+    at = finding.request.start_ns
+    for s in finding.segments:
+        if s.start_ns != at or s.end_ns <= s.start_ns:
+            raise NotTiledError(f"request {finding.request.trace_id}: segment at {s.start_ns}, {at} was due")
+        at = s.end_ns
+    if at != max(finding.request.end_ns, finding.request.start_ns):
+        raise NotTiledError(f"request {finding.request.trace_id}: segments end at {at}")
+
+
+def _lot(request: Request) -> bytes:
+    return hashlib.blake2b(f"{request.cookie}:{request.seq}".encode(), digest_size=8).digest()

@@ -1,0 +1,167 @@
+"""What is known of processes, threads, cgroups and descriptors, accumulated from batches and bounded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from whyspan_probes.schema import Events, Schema
+
+from whyspan.model import Batch, CgroupFact, FdFact, ProcessFact, ThreadFact
+from whyspan.text import clean
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Lru(Generic[K, V]):
+    """A dictionary that forgets what was written or read longest ago once it holds *limit* entries."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.evicted = 0
+        self._items: OrderedDict[K, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, key: K) -> V | None:
+        """Return the value and count it as used, or None."""
+        value = self._items.get(key)
+        if value is not None:
+            self._items.move_to_end(key)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        """Store the value; the entry used longest ago makes room."""
+        self._items[key] = value
+        self._items.move_to_end(key)
+        if len(self._items) > self.limit:
+            self._items.popitem(last=False)
+            self.evicted += 1
+
+    def values(self) -> list[V]:
+        """Return all values, longest unused first."""
+        return list(self._items.values())
+
+
+class Facts:
+    """Names, services, cgroups and descriptors as of the last batch fed.
+
+    Later facts replace earlier ones. Facts of exited processes stay until they are crowded out, since the
+    requests they served are explained after the exit.
+    """
+
+    def __init__(
+        self, processes: int = 4096, threads: int = 16384, cgroups: int = 1024, fds: int = 8192
+    ) -> None:
+        self._processes: Lru[int, ProcessFact] = Lru(processes)
+        self._threads: Lru[int, ThreadFact] = Lru(threads)
+        self._cgroups: Lru[str, CgroupFact] = Lru(cgroups)
+        self._fds: Lru[tuple[int, int], FdFact] = Lru(fds)
+
+    def update(self, batch: Batch, schema: Schema) -> None:
+        """Take in a batch: its events first, then its facts, which know more."""
+        for row in _decoded(batch.events, schema, "sched_fork"):
+            self._forked(row)
+        for row in _decoded(batch.events, schema, "sched_name"):
+            self._named(row["tid"], row["tgid"], _text(row["comm"]), bool(row["flags"] & 0x00200000))
+        for row in _decoded(batch.events, schema, "sched_exec"):
+            self._named(row["tid"], row["tgid"], _text(row["comm"]), True)
+        for fact in batch.facts:
+            if isinstance(fact, ProcessFact):
+                self._processes.put(fact.tgid, fact)
+            elif isinstance(fact, ThreadFact):
+                self._threads.put(fact.tid, fact)
+            elif isinstance(fact, CgroupFact):
+                self._cgroups.put(fact.path, fact)
+            else:
+                self._fds.put((fact.tgid, fact.fd), fact)
+
+    def _forked(self, row: dict[str, Any]) -> None:
+        # A child process serves the same service, in the same cgroup, until a fact says otherwise.
+        child = row["child_tgid"]
+        comm = _text(row["comm"])
+        parent = self._processes.get(row["tgid"])
+        if child != row["tgid"] and parent is not None and self._processes.get(child) is None:
+            self._processes.put(child, msgspec.structs.replace(parent, tgid=child, comm=comm or parent.comm))
+        if comm:
+            self._threads.put(row["child_tid"], ThreadFact(row["child_tid"], child, comm))
+
+    def _named(self, tid: int, tgid: int, comm: str, whole: bool) -> None:
+        self._threads.put(tid, ThreadFact(tid, tgid, comm))
+        known = self._processes.get(tgid)
+        if known is None:
+            # Any thread's name beats none for a process seen only as a rival or a waker.
+            self._processes.put(tgid, ProcessFact(tgid, comm))
+        elif (tid == tgid or whole) and not known.service:
+            self._processes.put(tgid, msgspec.structs.replace(known, comm=comm))
+
+    def process(self, tgid: int) -> ProcessFact | None:
+        """Return what is known of a process, or None."""
+        return self._processes.get(tgid)
+
+    def service(self, tgid: int) -> str:
+        """Return the service a process belongs to, empty when it is not watched."""
+        fact = self._processes.get(tgid)
+        return "" if fact is None else fact.service
+
+    def tgids(self, service: str) -> frozenset[int]:
+        """Return the known processes of a service."""
+        return frozenset(p.tgid for p in self._processes.values() if service and p.service == service)
+
+    def comm(self, tgid: int, tid: int = 0) -> str:
+        """Return the name of a process, else of the given thread of it, else ``process TGID``."""
+        if tgid == 0:
+            return "idle"
+        fact = self._processes.get(tgid)
+        if fact is not None and fact.comm:
+            return fact.comm
+        thread = self._threads.get(tid or tgid)
+        return thread.name if thread is not None else f"process {tgid}"
+
+    def thread_name(self, tid: int, tgid: int = 0) -> str:
+        """Return the name of a thread, else that of its process, else empty."""
+        thread = self._threads.get(tid)
+        if thread is not None:
+            return thread.name
+        fact = self._processes.get(tgid)
+        return "" if fact is None else fact.comm
+
+    def cpus_allowed(self, tgid: int) -> int:
+        """Return the number of CPUs a process may run on; 0 when not known."""
+        fact = self._processes.get(tgid)
+        return 0 if fact is None else fact.cpus_allowed or fact.cpu_count
+
+    def cgroup(self, tgid: int) -> str:
+        """Return the cgroup path of a process, empty when not known."""
+        fact = self._processes.get(tgid)
+        return "" if fact is None else fact.cgroup
+
+    def quota(self, tgid: int) -> CgroupFact | None:
+        """Return the nearest cgroup, from the process's own upwards, that has a CPU quota."""
+        path = self.cgroup(tgid)
+        while path:
+            fact = self._cgroups.get(path)
+            if fact is not None and fact.quota_us > 0:
+                return fact
+            parent = path.rsplit("/", 1)[0]
+            path = parent if parent != path else ""
+        root = self._cgroups.get("/")
+        return root if root is not None and root.quota_us > 0 else None
+
+    def fd(self, tgid: int, fd: int) -> FdFact | None:
+        """Return what a descriptor was on when last looked at, or None."""
+        return self._fds.get((tgid, fd))
+
+
+def _decoded(events: Events, schema: Schema, name: str) -> list[dict[str, Any]]:
+    rows = schema.select(events, name)
+    names = rows.dtype.names or ()
+    return [dict(zip(names, row, strict=True)) for row in rows.tolist()]
+
+
+def _text(raw: bytes) -> str:
+    # A process chooses its own name: nothing unprintable may reach a terminal or a log.
+    return clean(raw.split(b"\0", 1)[0].decode("utf-8", "replace"))

@@ -1,0 +1,127 @@
+"""Request heads: from the pieces that the kernel copied to what may be kept of them.
+
+The raw text goes no further than this module: no query, no cookie, no authorisation, no header that is not on
+the list.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import httptools
+
+from whyspan import traceparent
+from whyspan.model import HttpHead
+from whyspan.text import clean
+
+#: struct http_piece of sockets.bpf.c.
+_PIECE = struct.Struct("<QQQIIIHHHHI")
+_MAX_OPEN = 4096  # heads begun and not ended
+_MAX_HEAD = 16384  # the kernel stops there too
+_MAX_ROUTE, _MAX_VALUE, _MAX_METHOD = 200, 128, 16
+
+
+@dataclass
+class _Open:
+    first_ns: int
+    text: bytearray = field(default_factory=bytearray)
+
+
+class _Collected:
+    """httptools' callbacks."""
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self.url = b""
+        self.traceparents: list[str] = []
+        self.length = 0
+        self.headers: dict[str, str] = {}
+        self.done = False
+        self._allowed = allowed
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key = name.decode("latin-1").lower()
+        if key == "traceparent":
+            self.traceparents.append(value.decode("latin-1"))
+        elif key == "content-length":
+            self.length = int(value) if value.isdigit() and len(value) < 16 else 0
+        elif key in self._allowed and key not in self.headers:
+            self.headers[key] = clean(value.decode("latin-1"), _MAX_VALUE)
+
+    def on_headers_complete(self) -> None:
+        self.done = True
+
+
+def route_of(url: bytes) -> str:
+    """Return the path of a request target, without its query, cleaned and bounded."""
+    try:
+        path = httptools.parse_url(url).path or b""
+    except httptools.HttpParserInvalidURLError:
+        path = b""
+    return clean(path.decode("utf-8", "replace"), _MAX_ROUTE)
+
+
+class HeadAssembler:
+    """Joins pieces by connection and number, parses whole heads, and forgets the text."""
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._allowed = frozenset(h.lower() for h in allowed)
+        self._open: OrderedDict[tuple[int, int], _Open] = OrderedDict()
+        self.lost = 0  # heads given up: too long, or crowded out
+
+    def feed(self, blobs: Iterable[bytes]) -> list[HttpHead]:
+        """Return the heads that these pieces complete, in order."""
+        out = []
+        for blob in blobs:
+            if len(blob) < _PIECE.size:
+                self.lost += 1
+                continue
+            ts_ns, first_ns, cookie, tid, tgid, seq, size, last, lport, rport, _ = _PIECE.unpack_from(blob)
+            key = (cookie, seq)
+            head = self._open.get(key)
+            if head is None or head.first_ns != first_ns:
+                head = self._open[key] = _Open(first_ns)
+                if len(self._open) > _MAX_OPEN:
+                    self._open.popitem(last=False)
+                    self.lost += 1
+            head.text += blob[_PIECE.size : _PIECE.size + size]
+            if last or len(head.text) > _MAX_HEAD:
+                del self._open[key]
+                out.append(self._parse(head, ts_ns, cookie, tid, tgid, seq, lport, rport))
+        return out
+
+    def _parse(
+        self, head: _Open, ts_ns: int, cookie: int, tid: int, tgid: int, seq: int, lport: int, rport: int
+    ) -> HttpHead:
+        got = _Collected(self._allowed)
+        parser = httptools.HttpRequestParser(got)
+        try:
+            parser.feed_data(bytes(head.text))
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError:
+            got.done = False
+        method = parser.get_method() if got.done else bytes(head.text).split(b" ", 1)[0]
+        # Two traceparents are as good as none.
+        parent = traceparent.parse(got.traceparents[0]) if len(got.traceparents) == 1 else None
+        return HttpHead(
+            ts_ns=ts_ns,
+            first_ns=head.first_ns,
+            tid=tid,
+            tgid=tgid,
+            cookie=cookie,
+            seq=seq,
+            lport=lport,
+            rport=rport,
+            method=clean(method.decode("latin-1"), _MAX_METHOD),
+            route=route_of(got.url) if got.done else "",
+            content_length=got.length,
+            traceparent=got.traceparents[0].strip(" \t")[:128] if parent else "",
+            headers=got.headers,
+            malformed=not got.done,
+        )

@@ -1,0 +1,1 @@
+"""The processes: what reads, waits, forks and sends, around the pure core."""

@@ -1,0 +1,247 @@
+"""The collector process: holds the probes, runs the core on what they deliver, hands findings to the exporter."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from whyspan_exporters.client import Client
+from whyspan_probes.errors import ProbeFrameworkError
+from whyspan_probes.governor import Budget, Governor
+from whyspan_probes.registry import discover
+
+from whyspan import __version__, clock
+from whyspan.baseline import Baseline
+from whyspan.config import Config, load_config
+from whyspan.discovery import Discovery
+from whyspan.engine import Engine, Settings
+from whyspan.errors import WhyspanError
+from whyspan.log import setup
+from whyspan.pipeline.source import LiveSource
+from whyspan.recording import Header, Writer
+
+log = logging.getLogger("whyspan.collector")
+
+EXIT_CONFIG, EXIT_PRIVILEGE = 2, 3
+_STATUS_EVERY_S = 2.0
+_BASELINE_EVERY_S = 60.0
+
+
+def settings_of(config: Config, instance: str) -> Settings:
+    """Return the engine's settings for a configuration."""
+    return Settings(
+        objectives=config.slo.objectives,
+        instance=instance,
+        explain_per_s=config.collector.explain_per_s,
+        ordinary_per_s=config.collector.ordinary_per_s,
+        window_ns=config.collector.window_s * 1_000_000_000,
+        recorder_bytes=config.collector.recorder_mb << 20,
+    )
+
+
+def header_of(config: Config, instance: str, baseline: Baseline) -> Header:
+    """Return a recording's header: what replay needs to come to the same findings."""
+    return Header(
+        whyspan=__version__,
+        kernel=platform.release(),
+        unix_offset_ns=clock.offset_ns(),
+        instance=instance,
+        settings={"slo": msgspec.to_builtins(config.slo), "collector": msgspec.to_builtins(config.collector)},
+        baseline=baseline.to_dict(),
+    )
+
+
+def load_baseline(path: Path) -> Baseline:
+    """Read the baseline of an earlier run; an empty one, with a line in the log, when it cannot be read."""
+    try:
+        return Baseline.from_dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return Baseline()
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        log.warning("baseline %s cannot be read, learning anew: %s", path, e)
+        return Baseline()
+
+
+def save_baseline(path: Path, baseline: Baseline) -> None:
+    """Write the baseline so that a crash leaves the old one or the new one. Failure is logged."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".baseline", delete=False) as f:
+            json.dump(baseline.to_dict(), f)
+        os.replace(f.name, path)
+    except OSError as e:
+        log.warning("baseline is not saved: %s", e.strerror)
+
+
+class Collector:
+    """One run. ``run`` returns when ``stop`` is called, with everything handed over."""
+
+    def __init__(self, config: Config, on_ready: Callable[[], None] = lambda: None) -> None:
+        self._config = config
+        self._stop = threading.Event()
+        self._on_ready = on_ready
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+        self._baseline_path = config.state_dir / "baseline.json"
+        self._baseline = load_baseline(self._baseline_path)
+        c = config.collector
+        self._source = LiveSource(
+            discover(),
+            Discovery(config.targets),
+            ring_bytes=c.ring_bytes,
+            header_allow=c.header_allow,
+            disabled=c.disable_probes,
+            progress=lambda s: log.log(
+                logging.INFO if s.state == "attached" else logging.WARNING,
+                "probe %s: %s%s",
+                s.name,
+                s.state,
+                f" ({s.reason})" if s.reason else "",
+            ),
+        )
+        self._client = Client(config.socket_path, capacity=c.queue_findings)
+        self._engine = Engine(self._source.schema, settings_of(config, self._client.instance), self._baseline)
+        self._governor = Governor(
+            self._source.session,
+            Budget(c.budget_core_ratio, c.budget_target_ratio),
+            overhead=time.process_time,
+            targets=self._source.watched_cpu_s,
+        )
+        self._recording = self._open_recording()
+        self._counted: dict[tuple[str, str, str], int] = {}
+        self._events = 0
+        self._started_s = time.monotonic()
+
+    def _open_recording(self) -> Writer | None:
+        if not self._config.collector.record:
+            return None
+        header = header_of(self._config, self._client.instance, self._baseline)
+        return Writer(Path(self._config.collector.record), header, self._source.schema)
+
+    def stop(self, *_: object) -> None:
+        """Ask the run to end; safe in a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Drain, explain, hand over, until stopped."""
+        interval_s = self._config.collector.drain_interval_ms / 1000
+        self._on_ready()
+        next_status_s = next_baseline_s = 0.0
+        try:
+            while not self._stop.wait(interval_s):
+                self._step()
+                now_s = time.monotonic()
+                fresh = self._governor.tick(now_s)
+                if fresh or now_s >= next_status_s:
+                    next_status_s = now_s + _STATUS_EVERY_S
+                    self._client.status(self._status())
+                if now_s >= next_baseline_s:
+                    if next_baseline_s:
+                        save_baseline(self._baseline_path, self._engine.baseline)
+                    next_baseline_s = now_s + _BASELINE_EVERY_S
+            self._step()
+        finally:
+            self._close()
+
+    def _step(self) -> None:
+        batch = self._source.drain()
+        self._events += len(batch.events)
+        if self._recording is not None:
+            try:
+                self._recording.add(batch)
+            except OSError as e:
+                log.error("recording stopped: %s; what was written stays readable", e.strerror)
+                self._recording.close()
+                self._recording = None
+        for finding in self._engine.feed(batch):
+            self._client.offer(finding)
+        for key, total in self._engine.counts.items():
+            before = self._counted.get(key, 0)
+            if total > before:
+                self._client.count(key[0], total - before, service=key[1], label=key[2])
+                self._counted[key] = total
+        for name, n in batch.lost.items():
+            self._client.count("lost_events", n, label=name)
+
+    def _status(self) -> dict[str, Any]:
+        link = self._client.stats()
+        return {
+            "probes": [asdict(p.state) for p in self._source.session.probes],
+            "watched": [
+                {"tgid": f.tgid, "service": f.service, "rule": f.rule}
+                for f in list(self._source.discovery.found.values())[:200]
+            ],
+            "open_requests": self._engine.open_count(),
+            "events": self._events,
+            "agent_core_ratio": self._governor.agent_cores,
+            "bpf_core_ratio": self._governor.bpf_cores,
+            "target_cores": self._governor.target_cores,
+            "findings_dropped": link.dropped,
+            "uptime_s": time.monotonic() - self._started_s,
+            "tgid": os.getpid(),
+        }
+
+    def _close(self) -> None:
+        save_baseline(self._baseline_path, self._engine.baseline)
+        self._governor.close()
+        self._client.status(self._status())
+        if self._recording is not None:
+            self._recording.close()
+        self._source.close()
+        self._client.close()
+
+
+def main() -> int:
+    """Run the collector until SIGTERM or SIGINT. Returns an exit status."""
+    parser = argparse.ArgumentParser(
+        prog="whyspan-collector", description="Internal: started by `whyspan run`."
+    )
+    parser.add_argument("--config", type=Path, default=None)
+    parser.add_argument("--verbose", action="store_true")
+    arguments = parser.parse_args()
+    setup(arguments.verbose)
+    # From here on a stop is clean: nothing attached yet, or everything handed over.
+    stopped = threading.Event()
+    collector: Collector | None = None
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        if collector is not None:
+            collector.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        started = time.monotonic()
+        collector = Collector(
+            load_config(arguments.config),
+            lambda: log.info("ready after %.2f s", time.monotonic() - started),
+        )
+        if stopped.is_set():
+            collector.stop()
+        collector.run()
+    except WhyspanError as e:
+        log.error("%s", e)
+        return EXIT_CONFIG if e.exit_code == EXIT_CONFIG else 1
+    except ProbeFrameworkError as e:
+        log.error("%s", e)
+        return EXIT_PRIVILEGE
+    except PermissionError as e:
+        log.error("not permitted: %s; the collector needs root, or CAP_BPF and CAP_PERFMON", e)
+        return EXIT_PRIVILEGE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

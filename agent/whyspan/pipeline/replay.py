@@ -1,0 +1,60 @@
+"""Feeds a recording to the core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from whyspan.baseline import Baseline
+from whyspan.config import Collector, Slo
+from whyspan.engine import Engine, Settings
+from whyspan.errors import RecordingError
+from whyspan.model import Finding
+from whyspan.recording import Reader
+
+
+class Replayed(NamedTuple):
+    """What a recording yields. ``torn`` tells where it was damaged, empty when it was whole."""
+
+    findings: list[Finding]
+    batches: int
+    events: int
+    torn: str
+
+
+def replay(path: Path) -> Replayed:
+    """Run the core on a recording.
+
+    Raises:
+        RecordingError: it cannot be read at all.
+    """
+    reader = Reader(path)
+    try:
+        try:
+            slo = msgspec.convert(reader.header.settings.get("slo", {}), Slo)
+            collector = msgspec.convert(reader.header.settings.get("collector", {}), Collector)
+            baseline = Baseline.from_dict(reader.header.baseline)
+        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as e:
+            raise RecordingError(f"{path}: settings of another whyspan: {e}") from e
+        settings = Settings(
+            objectives=slo.objectives,
+            instance=reader.header.instance,
+            explain_per_s=collector.explain_per_s,
+            ordinary_per_s=collector.ordinary_per_s,
+            window_ns=collector.window_s * 1_000_000_000,
+            recorder_bytes=collector.recorder_mb << 20,
+        )
+        engine = Engine(reader.schema, settings, baseline)
+        findings: list[Finding] = []
+        batches = events = now_ns = 0
+        for batch in reader.batches():
+            findings += engine.feed(batch)
+            batches += 1
+            events += len(batch.events)
+            now_ns = batch.now_ns
+        findings += engine.flush(now_ns)
+        return Replayed(findings, batches, events, reader.torn)
+    finally:
+        reader.close()

@@ -1,0 +1,162 @@
+"""What every thread was doing at any moment: the timelines of a window, decoded as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from whyspan_probes.schema import Events, Schema
+
+from whyspan.facts import Facts
+from whyspan.index import ChunkIndex, index_of, joined
+from whyspan.timeline import Layout, ThreadTimeline
+
+
+class Timelines:
+    """The threads of a window, decoded as they are asked for.
+
+    Args:
+        schema: Names and layouts of the events.
+        chunks: Successive EVENT arrays, each sorted by time, that overlap the window. Rows outside the
+            window are used as context. The arrays are indexed once and must not change.
+        start_ns: Start of the interval to be explained, CLOCK_MONOTONIC.
+        end_ns: Its end.
+        facts: What is known of processes and descriptors.
+    """
+
+    def __init__(
+        self, schema: Schema, chunks: Sequence[Events], start_ns: int, end_ns: int, facts: Facts
+    ) -> None:
+        self.schema = schema
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.facts = facts
+        self._arrays = [c for c in chunks if len(c)]  # keeps them alive: an index only refers to its array
+        self._chunks: list[ChunkIndex] = [index_of(c, schema) for c in self._arrays]
+        self._layout = Layout(schema)
+        self._fd_kind = schema.kind("fd_block")
+        self._threads: dict[int, ThreadTimeline] = {}
+        self._rows: dict[int, Events] = {}
+        self._keyed: dict[tuple[str, str, int], Events] = {}
+        self._selected: dict[str, Events] = {}
+        self._switches: dict[int, Events] = {}
+        self._members: dict[int, int] | None = None
+
+    @property
+    def event_count(self) -> int:
+        """Number of events in the window's chunks."""
+        return sum(len(c) for c in self._arrays)
+
+    def rows(self, tid: int) -> Events:
+        """Return every event whose subject is the thread, in time order, undecoded."""
+        rows = self._rows.get(tid)
+        if rows is None:
+            rows = self._rows[tid] = joined([c.rows(tid) for c in self._chunks])
+        return rows
+
+    def rows_of(self, tid: int, name: str) -> Events:
+        """Return the thread's events of one kind with their own layout, in time order."""
+        return self.schema.select(self.rows(tid), name)
+
+    def thread(self, tid: int) -> ThreadTimeline:
+        """Return the timeline of a thread; an empty one when nothing was seen of it."""
+        thread = self._threads.get(tid)
+        if thread is None:
+            fd = self.schema.types["fd_block"].dtype if self._fd_kind >= 0 else None
+            thread = ThreadTimeline(tid, self.rows(tid), self._layout, self._fd_kind, fd)
+            self._threads[tid] = thread
+        return thread
+
+    def watched(self, tid: int) -> bool:
+        """Return whether the thread's context switches are seen."""
+        return tid != 0 and self.thread(tid).known
+
+    def keyed(self, name: str, field: str, value: int) -> Events:
+        """Return the events of kind *name* whose *field* (or PORTS) is *value*, in time order."""
+        key = (name, field, value)
+        rows = self._keyed.get(key)
+        if rows is None:
+            if name in self.schema.types:
+                parts = [c.table(name, field, value) for c in self._chunks]
+                rows = joined(parts, self.schema.types[name].dtype)
+            else:
+                rows = joined([])
+            self._keyed[key] = rows
+        return rows
+
+    def select(self, name: str) -> Events:
+        """Return all events of one kind, in time order, with their own layout."""
+        rows = self._selected.get(name)
+        if rows is None:
+            if name in self.schema.types:
+                parts = [self.schema.select(c, name) for c in self._arrays]
+                rows = joined(parts, self.schema.types[name].dtype)
+            else:
+                rows = joined([])
+            self._selected[name] = rows
+        return rows
+
+    def members(self) -> dict[int, int]:
+        """Return tid to tgid of every thread seen switching: the watched ones."""
+        if self._members is None:
+            self._members = {}
+            kinds = np.array(self._layout.kinds[:2])
+            for chunk in self._arrays:
+                rows = chunk[np.isin(chunk["kind"], kinds)]
+                tids, first = np.unique(rows["tid"], return_index=True)
+                self._members.update(zip(tids.tolist(), rows["tgid"][first].tolist(), strict=True))
+        return self._members
+
+    def occupancy(self, cpu: int, start_ns: int, end_ns: int) -> dict[tuple[int, int], int]:
+        """Return nanoseconds on a CPU in an interval by (tid, tgid); tid 0 is the idle task.
+
+        Threads that are not watched show where they hand over to, or take over from, a watched one; a
+        hand-over between two of them is not seen, and the time is split evenly between both.
+        """
+        if self._layout.out is None or self._layout.into is None:
+            return {}
+        rows = self._switches.get(cpu)
+        if rows is None:
+            rows = self._switches[cpu] = joined([c.switches(cpu) for c in self._chunks])
+        ts = rows["ts_ns"]
+        a = int(ts.searchsorted(np.uint64(max(start_ns, 0)), "left"))
+        b = int(ts.searchsorted(np.uint64(max(end_ns, 0)), "right"))
+        rows = rows[a:b]
+        out_kind = self._layout.kinds[0]
+        used: dict[tuple[int, int], int] = {}
+        owner: tuple[int, ...] | None = None
+        last = start_ns
+        outs, ins = rows.view(self._layout.out), rows.view(self._layout.into)
+        ran: tuple[int, ...]
+        now: tuple[int, ...]
+        for i, (t, kind, tid, tgid) in enumerate(
+            zip(
+                rows["ts_ns"].tolist(),
+                rows["kind"].tolist(),
+                rows["tid"].tolist(),
+                rows["tgid"].tolist(),
+                strict=True,
+            )
+        ):
+            if kind == out_kind:
+                ran, now = (tid, tgid), self._layout.get_out(outs[i].item())[3:5]
+            else:
+                ran, now = self._layout.get_in(ins[i].item())[2:4], (tid, tgid)
+            _share(used, ran, owner, t - last)
+            owner, last = now, t
+        if owner is not None:
+            _share(used, owner, None, end_ns - last)
+        return used
+
+
+def _share(
+    used: dict[tuple[int, int], int], ran: tuple[int, ...], other: tuple[int, ...] | None, ns: int
+) -> None:
+    if ns <= 0:
+        return
+    key = ran[0], ran[1]
+    if other is not None and other != ran:
+        half = other[0], other[1]
+        used[half] = used.get(half, 0) + ns // 2
+        ns -= ns // 2
+    used[key] = used.get(key, 0) + ns

@@ -1,0 +1,199 @@
+"""Why a request was slow: the cause with most excess over the usual, in a sentence and in numbers."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from whyspan.baseline import Baseline, Usual, latency_ms, ttft_ms
+from whyspan.causes import Classified, Context, Rule, rule_out, rules
+from whyspan.model import UNKNOWN, Culprit, Finding, Request, Verdict
+from whyspan.timeline import UNKNOWN_STATE
+
+#: A cause that explains less than this share of the excess, while usual work explains more, is not claimed.
+FLOOR_SHARE: Final = 0.25
+#: No cause is claimed for less.
+FLOOR_MS: Final = 1.0
+#: Greatest confidence without a baseline.
+NO_BASELINE_CONFIDENCE: Final = 0.5
+# Lost events halve the confidence at this share of those seen.
+_LOST_HALF: Final = 0.05
+
+
+class _Phase(NamedTuple):
+    """The part of a request that is judged: its time, what is usual for it, and its causes. In ms."""
+
+    name: str
+    wall: float
+    usual_wall: float
+    causes: dict[str, float]
+    usual: dict[str, float]
+
+    @property
+    def excess(self) -> float:
+        return self.wall - self.usual_wall
+
+    def excesses(self) -> list[tuple[float, str]]:
+        """Return (excess, cause), greatest first."""
+        return sorted(((ms - self.usual.get(c, 0.0), c) for c, ms in self.causes.items()), reverse=True)
+
+
+def explain(  # noqa: PLR0917
+    request: Request,
+    classified: Classified,
+    baseline: Baseline,
+    slow_reason: str | None,
+    lost_events: int,
+    ctx: Context,
+) -> Finding:
+    """Return the finding for a request.
+
+    Args:
+        request: A finished request.
+        classified: Its path with causes.
+        baseline: What is usual.
+        slow_reason: Why it counts as slow; empty or None when it is ordinary, which yields no verdict.
+        lost_events: Events dropped in its window.
+        ctx: The context the path was classified in.
+    """
+    usual = baseline.usual(request)
+    usual_ms = {c: median for c, (median, _) in usual.causes.items()} if usual is not None else {}
+    wall_ns = max(request.end_ns - request.start_ns, 0)
+    not_known = sum(s.end_ns - s.start_ns for s in classified.segments if s.state == UNKNOWN_STATE)
+    finding = Finding(
+        request=request,
+        slow=bool(slow_reason),
+        slow_reason=slow_reason or "",
+        wall_ns=wall_ns,
+        accounted_ns=wall_ns - not_known,
+        segments=classified.segments,
+        causes=classified.causes,
+        baseline=usual_ms,
+        baseline_count=usual.requests if usual is not None else 0,
+        verdict=Verdict(),
+        lost_events=lost_events,
+    )
+    if not slow_reason:
+        return finding
+    whole = _Phase("stream", latency_ms(request), _latency(usual), classified.causes, usual_ms)
+    finding.phase = _where(request, usual, slow_reason)
+    # A time to first byte that is too long is explained by what came before that byte, however long the
+    # stream went on.
+    judged = _ttft(request, classified, usual) if slow_reason.startswith("ttft") else whole
+    finding.verdict = _verdict(judged, classified, usual, lost_events, ctx)
+    finding.ruled_out = rule_out(classified, ctx, finding.verdict.cause)
+    return finding
+
+
+def _latency(usual: Usual | None) -> float:
+    return usual.latency_median if usual is not None else 0.0
+
+
+def _ttft(request: Request, classified: Classified, usual: Usual | None) -> _Phase:
+    if usual is None:
+        return _Phase("ttft", ttft_ms(request), 0.0, classified.ttft_causes, {})
+    known = {c: median for c, (median, _) in usual.ttft_causes.items()}
+    if not known and usual.latency_median > 0:
+        # No figures for this phase alone: its share of the whole.
+        share = min(usual.ttft_median / usual.latency_median, 1.0)
+        known = {c: median * share for c, (median, _) in usual.causes.items()}
+    return _Phase("ttft", ttft_ms(request), usual.ttft_median, classified.ttft_causes, known)
+
+
+def _where(request: Request, usual: Usual | None, reason: str) -> str:
+    ttft = ttft_ms(request)
+    if reason.startswith("ttft") or ttft < 0:
+        return "ttft"
+    before = ttft - (usual.ttft_median if usual is not None else 0.0)
+    after = latency_ms(request) - ttft
+    if usual is not None:
+        after -= max(usual.latency_median - usual.ttft_median, 0.0)
+    return "ttft" if before >= after else "stream"
+
+
+def _verdict(
+    phase: _Phase, classified: Classified, usual: Usual | None, lost_events: int, ctx: Context
+) -> Verdict:
+    ranked = phase.excesses()
+    by_id = {r.id: r for r in rules()}
+    real = [(ms, c) for ms, c in ranked if c in by_id]
+    total = phase.excess
+    if not real or not ranked or total <= 0 or real[0][0] < FLOOR_MS:
+        return _unknown(phase, ranked, usual)
+    excess, cause = real[0]
+    share = min(excess / total, 1.0)
+    if ranked[0][1] != cause and share < FLOOR_SHARE:
+        return _unknown(phase, ranked, usual)
+    confidence = share * _seen(lost_events, ctx) * (1.0 - 0.5 * _inferred(classified, cause))
+    if usual is None:
+        confidence = min(confidence, NO_BASELINE_CONFIDENCE)
+    culprit = classified.culprits.get(cause, Culprit())
+    evidence = list(classified.evidence.get(cause, ()))
+    evidence.append(_usual_line(phase, cause, usual))
+    for ms, other in real[1:]:
+        if ms >= FLOOR_SHARE * total:
+            evidence.append(f"also {other}: {ms:.1f} ms of excess")
+    if lost_events:
+        evidence.append(f"{lost_events} events were lost in the window")
+    return Verdict(
+        cause=cause,
+        excess_ms=excess,
+        share=share,
+        confidence=confidence,
+        culprit=culprit,
+        sentence=_sentence(phase, by_id[cause], excess, culprit, usual),
+        evidence=evidence,
+        fix=by_id[cause].fix,
+    )
+
+
+def _seen(lost_events: int, ctx: Context) -> float:
+    return 1.0 / (1.0 + lost_events / max(_LOST_HALF * ctx.timelines.event_count, 1.0))
+
+
+def _inferred(classified: Classified, cause: str) -> float:
+    mine = [(s.end_ns - s.start_ns, s.inferred) for s in classified.segments if s.cause == cause]
+    total = sum(ns for ns, _ in mine)
+    return sum(ns for ns, inferred in mine if inferred) / total if total else 0.0
+
+
+def _usual_line(phase: _Phase, cause: str, usual: Usual | None) -> str:
+    if usual is None:
+        return "baseline: none yet for this service and size"
+    return f"usually {phase.usual.get(cause, 0.0):.1f} ms of it: the median of {usual.requests} such requests"
+
+
+def _against(phase: _Phase, usual: Usual | None) -> str:
+    what = "First byte after" if phase.name == "ttft" else "Took"
+    if usual is None:
+        return f"{what} {phase.wall:.0f} ms (no baseline yet)"
+    return f"{what} {phase.wall:.0f} ms, usually {phase.usual_wall:.0f} ms"
+
+
+def _sentence(phase: _Phase, rule: Rule, excess: float, culprit: Culprit, usual: Usual | None) -> str:
+    who = ""
+    if culprit.name:
+        number = culprit.tid or culprit.tgid
+        named = f"{culprit.kind} {culprit.name}" + (
+            f" ({number})" if number and culprit.kind in ("process", "thread") else ""
+        )
+        who = f": {named}" + (f", {culprit.detail}" if culprit.detail else "")
+    return (
+        f"{_against(phase, usual)}; {excess:.0f} ms {'more than usual ' if usual else ''}{rule.title}{who}."
+    )
+
+
+def _unknown(phase: _Phase, ranked: list[tuple[float, str]], usual: Usual | None) -> Verdict:
+    if ranked and ranked[0][0] > 0:
+        ms, cause = ranked[0]
+        most = f"; most of the excess is {cause} ({ms:.0f} ms), and no known cause explains it"
+    else:
+        most = "; no cause takes more time than usual"
+    evidence = [f"{c}: {ms:.1f} ms over the usual" for ms, c in ranked[:3] if ms > 0]
+    if usual is None:
+        evidence.append("baseline: none yet for this service and size")
+    return Verdict(
+        cause=UNKNOWN,
+        excess_ms=max(phase.excess, 0.0),
+        sentence=f"{_against(phase, usual)}{most}.",
+        evidence=evidence,
+    )

@@ -1,0 +1,1 @@
+"""Where findings go: the local store today, OTLP and Prometheus next."""

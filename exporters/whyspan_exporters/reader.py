@@ -1,0 +1,156 @@
+"""The local store's reader: what the command line asks of it. Opens the file read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from whyspan import clock
+from whyspan.errors import StoreError
+from whyspan.model import Finding
+
+from whyspan_exporters import schema
+
+_COLUMNS = "id, start_unix_ns, finding"
+_MIN_PREFIX = 4
+_MATCHES = 20
+_HEX = frozenset("0123456789abcdef")
+
+
+class Stored(NamedTuple):
+    """A finding out of the store."""
+
+    id: str
+    start_unix_ns: int
+    finding: Finding
+
+
+class Reader:
+    """Questions to a store. Safe beside a running exporter."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the store at *path*.
+
+        Raises:
+            StoreError: There is none yet, it may not be read, or it was written by another version.
+        """
+        try:
+            exists = path.exists()
+        except PermissionError:
+            exists = True  # connecting says it better
+        if not exists:
+            raise StoreError(
+                f"there is no store at {path} yet; is `whyspan run` running? (else give --store)"
+            )
+        self._path = path
+        try:
+            self._db = self._connect()
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.Error as exc:
+            raise StoreError(f"cannot read the store {path}: {exc}") from exc
+        if version != schema.VERSION:
+            raise StoreError(f"the store {path} has version {version}, this whyspan reads {schema.VERSION}")
+
+    def _connect(self) -> sqlite3.Connection:
+        uri = self._path.absolute().as_uri()
+        db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=2.0)
+        try:
+            db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        except sqlite3.OperationalError:
+            db.close()
+            if self._path.with_name(self._path.name + "-wal").exists():
+                raise
+            # Nobody writes, and this user may not create the shared-memory file: the file alone is complete.
+            db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
+        return db
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def newest(
+        self,
+        *,
+        service: str = "",
+        cause: str = "",
+        since_unix_ns: int = 0,
+        limit: int = 20,
+        ordinary: bool = False,
+    ) -> list[Stored]:
+        """Return up to *limit* findings, newest first; only of slow requests unless *ordinary*.
+
+        Args:
+            service: Only this service.
+            cause: Only this cause id, or every cause below it (``cpu`` takes ``cpu.throttled`` too).
+            since_unix_ns: Only requests that started at or after this time.
+            limit: At most so many.
+            ordinary: Take the requests that were not slow as well.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        where, values = ["start_unix_ns >= ?"], list[object]([since_unix_ns])
+        if not ordinary:
+            where.append("slow = 1")
+        if service:
+            where.append("service = ?")
+            values.append(service)
+        if cause:
+            where.append("(cause = ? OR substr(cause, 1, ?) = ?)")
+            values += [cause, len(cause) + 1, cause + "."]
+        query = (
+            f"SELECT {_COLUMNS} FROM findings WHERE {' AND '.join(where)} ORDER BY start_unix_ns DESC LIMIT ?"
+        )
+        return self._query(query, (*values, limit))
+
+    def find(self, name: str) -> list[Stored]:
+        """Return the findings that *name* can mean, slow and longest first; at most 20.
+
+        *name* is a finding's id, an ``x-request-id``, or a trace id or its first hex digits (at least 4).
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        for column in ("id", "request_id"):
+            if name and (found := self._matches(f"{column} = ?", (name,))):
+                return found
+        prefix = name.lower()
+        if len(prefix) < _MIN_PREFIX or len(prefix) > 32 or not _HEX.issuperset(prefix):
+            return []
+        return self._matches("trace_id >= ? AND trace_id < ?", (prefix, prefix + "g"))
+
+    def status(self, max_age_s: float = 30.0) -> dict[str, Any]:
+        """Return what the running collector last said of itself; empty when it has been silent for longer.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        oldest = clock.now_unix_ns() - int(max_age_s * 1e9)
+        with self._errors():
+            row = self._db.execute(
+                "SELECT status FROM status WHERE updated_unix_ns >= ? ORDER BY updated_unix_ns DESC LIMIT 1",
+                (oldest,),
+            ).fetchone()
+            found: dict[str, Any] = json.loads(row[0]) if row else {}
+            return found
+
+    def _matches(self, where: str, values: tuple[object, ...]) -> list[Stored]:
+        query = f"SELECT {_COLUMNS} FROM findings WHERE {where} ORDER BY slow DESC, latency_ns DESC LIMIT ?"
+        return self._query(query, (*values, _MATCHES))
+
+    def _query(self, query: str, values: tuple[object, ...]) -> list[Stored]:
+        with self._errors():
+            rows = self._db.execute(query, values).fetchall()
+            return [Stored(i, start, msgspec.msgpack.decode(blob, type=Finding)) for i, start, blob in rows]
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, msgspec.MsgspecError) as exc:
+            raise StoreError(f"cannot read the store {self._path}: {exc}") from exc

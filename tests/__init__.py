@@ -1,0 +1,1 @@
+"""Test suites and the workloads that they share; never installed."""

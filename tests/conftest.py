@@ -1,0 +1,45 @@
+"""Tiers: a test that lacks its privilege or its server is skipped with the reason, unless it is required.
+
+``WHYSPAN_REQUIRE=bpf,engine`` turns the skips of these tiers into failures, so that continuous integration
+cannot pass by skipping.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+BTF = Path("/sys/kernel/btf/vmlinux")
+ENGINE_URL = "WHYSPAN_ENGINE_URL"
+
+
+def required_tiers(value: str | None) -> frozenset[str]:
+    """The tiers named in ``WHYSPAN_REQUIRE``."""
+    return frozenset(name.strip() for name in (value or "").split(",") if name.strip())
+
+
+def lacking(tier: str) -> str:
+    """Why a tier cannot run here; empty when it can."""
+    if tier == "bpf":
+        if os.geteuid() != 0:
+            return "needs root: BPF programs are loaded"
+        if not BTF.exists():
+            return f"needs a kernel with BTF: {BTF} is missing"
+    if tier == "engine" and importlib.util.find_spec("vllm") is None and not os.environ.get(ENGINE_URL):
+        return f"needs a real inference server: no vllm here, and {ENGINE_URL} is not set"
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, or fail when the tier is required."""
+    for tier in ("bpf", "engine"):
+        if item.get_closest_marker(tier) is None:
+            continue
+        reason = lacking(tier)
+        if reason and tier in required_tiers(os.environ.get("WHYSPAN_REQUIRE")):
+            pytest.fail(f"WHYSPAN_REQUIRE has {tier}, but it {reason}", pytrace=False)
+        if reason:
+            pytest.skip(reason)

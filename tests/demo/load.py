@@ -1,0 +1,173 @@
+"""Open-loop load: requests start on schedule whether or not earlier ones have ended.
+
+One JSON line per request on ``--out``: trace_id, request_id, start_ns, first_ns, end_ns (CLOCK_MONOTONIC),
+status, error. This clock, not the agent's, decides what was slow. Raw sockets and a minimal parser keep the
+client light.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import secrets
+import signal
+import time
+from typing import IO
+
+TIMEOUT_S = 30.0
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection that carries one request at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.buffer = bytearray()
+        self.status = 0
+        self.first_ns = 0
+        self.end_ns = 0
+        self.done: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if self.done and not self.done.done():
+            self.done.set_exception(exc or ConnectionError("closed"))
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic_ns()
+        self.buffer += data
+        if not self.status:
+            head_end = self.buffer.find(b"\r\n\r\n")
+            if head_end < 0:
+                return
+            self.status = int(self.buffer[9:12])
+            del self.buffer[: head_end + 4]
+        if self.buffer and not self.first_ns:
+            self.first_ns = now
+        while self._take_chunk():
+            if self.end_ns and self.done and not self.done.done():
+                self.done.set_result(None)
+
+    def _take_chunk(self) -> bool:
+        line_end = self.buffer.find(b"\r\n")
+        if line_end < 0:
+            return False
+        size = int(self.buffer[:line_end], 16)
+        if len(self.buffer) < line_end + size + 4:
+            return False
+        del self.buffer[: line_end + size + 4]
+        if size == 0:
+            self.end_ns = time.monotonic_ns()
+        return True
+
+    async def request(self, head: bytes) -> None:
+        """Send a request and wait for the end of its response.
+
+        Raises:
+            ConnectionError: the connection was closed before the end.
+            TimeoutError: no end after TIMEOUT_S.
+        """
+        self._reset()
+        if self.transport is None:
+            raise ConnectionError("closed")
+        self.done = asyncio.get_running_loop().create_future()
+        self.transport.write(head)
+        await asyncio.wait_for(self.done, TIMEOUT_S)
+
+
+class Load:
+    """The schedule, the pool of idle connections and the output."""
+
+    def __init__(self, port: int, tokens: int, out: IO[str]) -> None:
+        self.port = port
+        self.tokens = tokens
+        self.out = out
+        self.idle: list[Connection] = []
+
+    async def connect(self) -> Connection:
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.port)
+        return connection
+
+    async def one(self) -> None:
+        trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
+        request_id = f"req-{secrets.token_hex(6)}"
+        body = json.dumps({"model": "demo", "prompt": "hello", "max_tokens": self.tokens, "stream": True})
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\n"
+            "content-type: application/json\r\n"
+            f"traceparent: 00-{trace_id}-{span_id}-01\r\nx-request-id: {request_id}\r\n"
+            f"content-length: {len(body)}\r\n\r\n{body}"
+        )
+        error, start_ns, connection = "", time.monotonic_ns(), None
+        try:
+            # The oldest idle connection first, so that all of them are used and none times out.
+            connection = self.idle.pop(0) if self.idle else await self.connect()
+            await connection.request(head.encode())
+            self.idle.append(connection)
+        except (OSError, TimeoutError) as exc:
+            error = repr(exc)
+        record = {
+            "trace_id": trace_id,
+            "request_id": request_id,
+            "start_ns": start_ns,
+            "first_ns": connection.first_ns if connection else 0,
+            "end_ns": (connection.end_ns if connection else 0) or time.monotonic_ns(),
+            "status": connection.status if connection else 0,
+            "error": error,
+        }
+        self.out.write(json.dumps(record) + "\n")
+        self.out.flush()
+
+    async def run(self, rate: float, warm: int, stop: asyncio.Event) -> None:
+        """Send ``rate`` requests/s, gaps uniform within 40% of the mean, until ``stop`` is set."""
+        self.idle = [await self.connect() for _ in range(warm)]
+        tasks: set[asyncio.Task[None]] = set()
+        due = time.monotonic()
+        while not stop.is_set():
+            task = asyncio.create_task(self.one())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            due += random.uniform(0.6, 1.4) / rate
+            try:
+                await asyncio.wait_for(stop.wait(), max(0.0, due - time.monotonic()))
+            except TimeoutError:
+                continue
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+
+
+async def amain(args: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if args.seconds:
+        loop.call_later(args.seconds, stop.set)
+    with open(args.out, "w", encoding="utf-8") as out:
+        await Load(args.port, args.tokens, out).run(args.rate, args.connections, stop)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--rate", type=float, default=6.0, help="requests per second")
+    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument(
+        "--connections", type=int, default=32, help="keep-alive connections opened at the start"
+    )
+    parser.add_argument("--seconds", type=float, default=0.0, help="0: until SIGTERM")
+    parser.add_argument("--out", required=True)
+    asyncio.run(amain(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

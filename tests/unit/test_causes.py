@@ -1,0 +1,450 @@
+"""Rules: what is claimed, what is not, and who is named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from whyspan.causes import Classified, Context, Rule, classify, rule_out, rules
+from whyspan.critical_path import NET_RX
+from whyspan.model import CgroupFact, Culprit, FdFact, ProcessFact
+
+from tests.unit.lossy import lossy_events
+from tests.unit.timeline import (
+    COOKIE,
+    EPOLL_WAIT,
+    FSYNC,
+    HOG,
+    LOOP,
+    MS,
+    NANOSLEEP,
+    SERVER,
+    WORKER,
+    WRITE,
+    D,
+    EventBuilder,
+    ns,
+    request,
+)
+
+LOG_READER = 800
+PIPE, SOCKET, FILE = 3, 4, 1
+
+
+def ms_of(c: Classified) -> dict[str, float]:
+    """Return the causes with their ms, rounded to the microsecond."""
+    return {cause: round(ms, 3) for cause, ms in c.causes.items()}
+
+
+def on_cpu_with_a_wait(out: dict[str, int], into: dict[str, int]) -> EventBuilder:
+    """LOOP runs 0-10, is off the CPU 10-60 although it wants it, and runs to 110. It never rests in a poll."""
+    b = EventBuilder().into(-5, LOOP)
+    b.tgids[110] = SERVER
+    b.out(10, LOOP, 0, **out).into(60, LOOP, **into)
+    return b.out(110, LOOP)
+
+
+# cpu.throttled
+
+
+def throttled() -> EventBuilder:
+    return on_cpu_with_a_wait({"flags": 6}, {"throttled_ms": 40})
+
+
+def test_throttled_names_the_nearest_cgroup_with_a_quota() -> None:
+    b = throttled().known(CgroupFact("/svc", 50_000, 100_000), CgroupFact("/svc/web", 0, 100_000))
+    found, _ = b.classify(request(0, 100))
+    assert ms_of(found) == {"cpu.throttled": 40, "work.cpu": 50, "work.sched": 10}
+    culprit = found.culprits["cpu.throttled"]
+    assert (culprit.kind, culprit.name, culprit.tgid) == ("cgroup", "/svc", SERVER)
+    assert "50000 µs every 100000 µs" in culprit.detail
+
+
+def test_throttled_without_a_known_quota_still_names_the_cgroup() -> None:
+    found, _ = throttled().classify(request(0, 100))
+    assert found.culprits["cpu.throttled"].name == "/svc/web"
+
+
+def test_a_hog_beside_a_throttled_server_is_a_decoy() -> None:
+    b = throttled()
+    b.out(1, WORKER, 0, next_tid=HOG, cpu=1).into(99, WORKER, HOG, cpu=1)
+    found, ctx = b.classify(request(0, 100))
+    assert "cpu.runqueue" not in found.causes
+    checks = {r.cause: r.check for r in rule_out(found, ctx, "cpu.throttled")}
+    assert "cpu.throttled" not in checks
+    assert "behind other processes 0.0 ms" in checks["cpu.runqueue"]
+
+
+# cpu.runqueue
+
+
+def hogged() -> EventBuilder:
+    return on_cpu_with_a_wait({"next_tid": HOG}, {"prev_tid": HOG})
+
+
+def test_run_queue_delay_names_the_process_that_had_the_cpu() -> None:
+    found, ctx = hogged().classify(request(0, 100))
+    assert ms_of(found) == {"cpu.runqueue": 50, "work.cpu": 50}
+    culprit = found.culprits["cpu.runqueue"]
+    assert (culprit.kind, culprit.name, culprit.tgid) == ("process", "hog", HOG)
+    checks = {r.cause: r.check for r in rule_out(found, ctx, "cpu.runqueue")}
+    assert checks["cpu.throttled"].startswith("throttled time on the path 0.0 ms")
+
+
+def test_a_slow_wake_up_behind_another_process_counts_too() -> None:
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, nr=EPOLL_WAIT).wake(20, LOOP, context=2, vec=NET_RX)
+    b.into(50, LOOP, HOG).recv(55, LOOP).out(80, LOOP)
+    found, _ = b.classify(request(0, 60))
+    assert ms_of(found) == {"cpu.runqueue": 30, "work.cpu": 20, "work.peer": 10}
+
+
+def test_who_had_the_cpu_longest_is_named_not_who_had_it_last() -> None:
+    b = on_cpu_with_a_wait({"next_tid": HOG}, {"prev_tid": WORKER})
+    b.into(55, WORKER, HOG).out(60, WORKER, next_tid=LOOP)
+    found, _ = b.classify(request(0, 100))
+    assert found.culprits["cpu.runqueue"].tgid == HOG
+
+
+def test_short_waits_for_a_cpu_are_ordinary() -> None:
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, 0, next_tid=HOG).into(10.9, LOOP, HOG).out(60, LOOP)
+    found, _ = b.classify(request(0, 50))
+    assert ms_of(found) == {"work.cpu": 49.1, "work.sched": 0.9}
+
+
+def test_a_hog_that_never_had_the_loops_cpu_is_not_claimed() -> None:
+    b = EventBuilder().into(-5, LOOP).out(60, LOOP)
+    b.into(-5, WORKER, cpu=1).out(1, WORKER, 0, next_tid=HOG, cpu=1).into(49, WORKER, HOG, cpu=1)
+    found, ctx = b.classify(request(0, 49))
+    assert ms_of(found) == {"work.cpu": 49}
+    assert {r.cause for r in rule_out(found, ctx)} == {r.id for r in rules()}
+
+
+def test_an_idle_cpu_is_nobodys_fault() -> None:
+    found, _ = on_cpu_with_a_wait({"next_tid": 0}, {"prev_tid": 0}).classify(request(0, 100))
+    assert ms_of(found) == {"work.cpu": 50, "work.sched": 50}
+
+
+# cpu.oversubscribed
+
+
+def crowd(threads: int) -> EventBuilder:
+    """Siblings on CPU 0 while LOOP waits 10-60: the first runs, the others wait too. Two CPUs are allowed."""
+    b = on_cpu_with_a_wait({"next_tid": 110}, {"prev_tid": 110})
+    for tid in range(110, 110 + threads):
+        b.tgids[tid] = SERVER
+        b.into(-9, tid)
+        if tid > 110:
+            b.out(5, tid, 0, next_tid=110).into(90, tid, 110)
+        b.out(105, tid)
+    return b
+
+
+def test_siblings_on_too_few_cpus_are_oversubscription() -> None:
+    found, _ = crowd(4).classify(request(0, 100))
+    assert found.causes["cpu.oversubscribed"] == 50
+    assert found.culprits["cpu.oversubscribed"].name == "svc"
+    assert "cpu.runqueue" not in found.causes
+
+
+def test_two_threads_taking_turns_are_not_oversubscription() -> None:
+    found, ctx = crowd(1).classify(request(0, 100))
+    assert ms_of(found) == {"work.cpu": 50, "work.sched": 50}
+    checks = {r.cause: r.check for r in rule_out(found, ctx)}
+    assert checks["cpu.oversubscribed"] == (
+        "waits behind own threads 50.0 ms, at most 2.0 of them ready; 2 CPUs allowed"
+    )
+
+
+def test_a_gil_hand_over_is_the_holders_work() -> None:
+    b = EventBuilder().into(-5, LOOP).into(-5, WORKER, cpu=1).out(10, LOOP)
+    b.wake(40, LOOP, WORKER).into(40.1, LOOP).out(41, WORKER, cpu=1).out(60, LOOP)
+    found, _ = b.classify(request(0, 50))
+    assert set(found.causes) == {"work.cpu", "work.sched"}
+
+
+def test_other_processes_of_the_service_are_siblings() -> None:
+    b = hogged().known(ProcessFact(HOG, "engine", service="svc"))
+    found, _ = b.classify(request(0, 100))
+    assert "cpu.runqueue" not in found.causes
+
+
+# python.loop_blocked
+
+
+def blocked_loop(busy_ms: float) -> EventBuilder:
+    """The loop wakes at 20 and works for *busy_ms* before it reads what the worker wrote at 22."""
+    end = 20 + busy_ms
+    b = EventBuilder().into(-5, LOOP).into(-5, WORKER, cpu=1).recv(0, LOOP).out(5, LOOP, nr=EPOLL_WAIT)
+    b.wake(19, LOOP, context=2, vec=NET_RX).into(20, LOOP).edge("edge_write", 22, WORKER).out(23, WORKER)
+    b.edge("edge_read", end, LOOP).send(end + 5, LOOP).out(end + 10, LOOP, nr=EPOLL_WAIT)
+    return b.wake(end + 20, LOOP, context=1).into(end + 20, LOOP)
+
+
+def test_a_loop_kept_busy_while_the_answer_lay_ready() -> None:
+    found, _ = blocked_loop(100).classify(request(0, 125))
+    assert ms_of(found) == {"python.loop_blocked": 98, "work.cpu": 27}
+    culprit = found.culprits["python.loop_blocked"]
+    assert (culprit.kind, culprit.name, culprit.tid) == ("thread", "loop", LOOP)
+
+
+def test_a_go_under_50_ms_is_an_event_loops_work() -> None:
+    found, _ = blocked_loop(49).classify(request(0, 74))
+    assert "python.loop_blocked" not in found.causes
+
+
+def test_a_busy_loop_that_serves_sockets_is_not_blocked() -> None:
+    b = blocked_loop(100)
+    for t in range(25, 120, 30):
+        b.recv(t, LOOP, key=COOKIE + 1)
+    found, ctx = b.classify(request(0, 125))
+    assert "python.loop_blocked" not in found.causes
+    checks = {r.cause: r.check for r in rule_out(found, ctx)}
+    assert checks["python.loop_blocked"] == "no go of 50 ms or more on an event-loop thread of the path"
+
+
+def test_a_busy_worker_is_not_a_loop() -> None:
+    b = EventBuilder().into(-5, LOOP).out(0.5, LOOP, nr=EPOLL_WAIT).into(-5, WORKER, cpu=1)
+    b.wake(100, LOOP, WORKER).into(100, LOOP).out(110, WORKER).out(110, LOOP, nr=EPOLL_WAIT)
+    found, ctx = b.classify(request(0, 101))
+    assert ms_of(found) == {"work.cpu": 101}
+    assert not ctx.goes(WORKER)
+
+
+def test_sleeping_on_the_loop_blocks_it() -> None:
+    b = EventBuilder().into(-5, LOOP).recv(0, LOOP).out(5, LOOP, nr=NANOSLEEP).wake(90, LOOP, context=1)
+    b.into(90, LOOP).send(95, LOOP).out(96, LOOP, nr=EPOLL_WAIT)
+    found, _ = b.classify(request(0, 95))
+    assert ms_of(found) == {"python.loop_blocked": 95}
+    assert any("clock_nanosleep" in s.detail for s in found.segments)
+
+
+def test_resting_in_epoll_is_not_a_go() -> None:
+    b = EventBuilder().into(-5, LOOP).recv(0, LOOP).out(5, LOOP, nr=EPOLL_WAIT).wake(90, LOOP, context=1)
+    b.into(90, LOOP).send(95, LOOP).out(96, LOOP, nr=EPOLL_WAIT)
+    found, _ = b.classify(request(0, 95))
+    assert ms_of(found) == {"work.cpu": 10, "work.timer": 85}
+
+
+def test_throttling_inside_a_go_keeps_its_own_cause() -> None:
+    b = EventBuilder().into(-5, LOOP).recv(0, LOOP).out(40, LOOP, 0, flags=6).into(60, LOOP, throttled_ms=20)
+    b.send(100, LOOP).out(101, LOOP, nr=EPOLL_WAIT)
+    found, _ = b.classify(request(0, 100))
+    assert ms_of(found) == {"cpu.throttled": 20, "python.loop_blocked": 80}
+
+
+def test_waiting_for_a_cpu_does_not_make_a_go_long() -> None:
+    b = EventBuilder().into(-5, LOOP).recv(0, LOOP).out(10, LOOP, 0, next_tid=HOG).into(60, LOOP, HOG)
+    b.send(80, LOOP).out(81, LOOP, nr=EPOLL_WAIT)
+    found, _ = b.classify(request(0, 80))
+    assert ms_of(found) == {"cpu.runqueue": 50, "work.cpu": 30}
+
+
+# io.log_blocked
+
+
+def writing(fd: int, kind: int = 0, nr: int = WRITE, waker: int = LOG_READER, **out: int) -> EventBuilder:
+    """LOOP blocks in a write 10-60."""
+    b = EventBuilder().into(-5, LOOP).recv(0, LOOP).out(10, LOOP, nr=nr, arg0=fd, **out)
+    if kind:
+        b.add("fd_block", 10, LOOP, aux=kind, fd=fd, inode=4, key=5, syscall_nr=nr)
+    b.known(ProcessFact(LOG_READER, "logshipper"))
+    return b.wake(60, LOOP, waker).into(60.1, LOOP).send(70, LOOP).out(71, LOOP, nr=EPOLL_WAIT)
+
+
+def test_a_full_output_pipe_names_its_reader() -> None:
+    found, _ = writing(1, PIPE).classify(request(0, 70))
+    assert ms_of(found)["io.log_blocked"] == 50
+    assert found.culprits["io.log_blocked"] == Culprit(
+        kind="process", name="logshipper", tgid=LOG_READER, detail="reads descriptor 1 of server"
+    )
+
+
+def test_what_is_known_of_the_pipe_beats_the_waker() -> None:
+    b = writing(1, PIPE).known(FdFact(SERVER, 1, 4, "pipe", "", 777, "vector"))
+    found, _ = b.classify(request(0, 70))
+    assert found.culprits["io.log_blocked"].name == "vector"
+
+
+def test_a_reused_descriptor_number_is_not_believed() -> None:
+    b = writing(9, FILE).known(FdFact(SERVER, 9, 999, "file", "/tmp/old.log"))
+    found, _ = b.classify(request(0, 70))
+    assert "io.log_blocked" not in found.causes
+
+
+@pytest.mark.parametrize("nr", [WRITE, FSYNC])
+def test_a_log_file_is_known_by_its_name(nr: int) -> None:
+    b = writing(9, FILE, nr, 0, state=D).known(FdFact(SERVER, 9, 4, "file", "/data/app.log"))
+    b.add("block_done", 59, HOG, issue_ns=ns(12), latency_ns=47 * MS, dev=8 << 20, bytes=4096)
+    found, _ = b.classify(request(0, 70))
+    assert ms_of(found)["io.log_blocked"] == 50
+    assert found.culprits["io.log_blocked"].name == "/data/app.log"
+    assert "io.disk_contention" not in found.causes
+
+
+@pytest.mark.parametrize(("fd", "kind"), [(9, SOCKET), (1, SOCKET), (9, FILE), (9, 0)])
+def test_other_writes_are_not_logs(fd: int, kind: int) -> None:
+    found, ctx = writing(fd, kind).classify(request(0, 70))
+    assert "io.log_blocked" not in found.causes
+    checks = {r.cause: r.check for r in rule_out(found, ctx)}
+    assert checks["io.log_blocked"].startswith("blocked writing 50.0 ms, the longest 50.0 ms")
+
+
+def test_a_short_write_to_the_log_is_ordinary() -> None:
+    b = (
+        EventBuilder()
+        .into(-5, LOOP)
+        .out(10, LOOP, nr=WRITE, arg0=1)
+        .wake(19, LOOP, LOG_READER)
+        .into(20, LOOP)
+    )
+    found, _ = b.out(40, LOOP).classify(request(0, 30))
+    assert "io.log_blocked" not in found.causes
+
+
+def test_many_short_blocks_in_one_long_write_count() -> None:
+    b = EventBuilder().into(-5, LOOP)
+    for t in range(10, 40, 6):
+        b.out(t, LOOP, nr=WRITE, arg0=1).add("fd_block", t, LOOP, aux=PIPE, fd=1)
+        b.wake(t + 5, LOOP, LOG_READER).into(t + 5, LOOP)
+    b.add("edge_write", 9.9, LOOP, aux=2, duration_ns=30 * MS, bytes=100_000, fd=1).out(60, LOOP)
+    found, _ = b.classify(request(0, 50))
+    assert ms_of(found)["io.log_blocked"] == 25
+
+
+def test_blocked_in_the_log_inside_a_go_of_the_loop_is_the_logs_fault() -> None:
+    b = writing(1, PIPE)
+    b.rows = [r for r in b.rows if r[0] not in (ns(70),)]
+    b.send(120, LOOP).out(119.9, LOOP, 0).into(119.95, LOOP)
+    found, _ = b.classify(request(0, 69))
+    assert ms_of(found)["io.log_blocked"] == 50
+
+
+# io.disk_contention
+
+
+def on_disk(other_bytes: int) -> EventBuilder:
+    """LOOP waits 50 ms for fsync of a data file; a writer outside the service moves *other_bytes*."""
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, D, nr=FSYNC, arg0=9).wake(60, LOOP, context=2, vec=4)
+    b.known(FdFact(SERVER, 9, 0, "file", "/data/kv.db"), ProcessFact(555, "dd"))
+    b.add("block_done", 59, LOOP, aux=1, issue_ns=ns(12), latency_ns=47 * MS, dev=8 << 20 | 16, bytes=4096)
+    if other_bytes:
+        b.add("block_done", 40, 555, issue_ns=ns(5), latency_ns=35 * MS, dev=8 << 20 | 16, bytes=other_bytes)
+    return b.into(60.1, LOOP).send(70, LOOP).out(80, LOOP)
+
+
+def test_a_disk_wait_names_whoever_moved_most() -> None:
+    found, _ = on_disk(1 << 20).classify(request(0, 70))
+    assert ms_of(found)["io.disk_contention"] == 50
+    culprit = found.culprits["io.disk_contention"]
+    assert (culprit.kind, culprit.name, culprit.tgid) == ("process", "dd", 555)
+    assert "device 8:16" in culprit.detail
+
+
+def test_a_slow_disk_without_a_neighbour_is_named_itself() -> None:
+    found, _ = on_disk(0).classify(request(0, 70))
+    assert found.culprits["io.disk_contention"].name == "device 8:16"
+
+
+def test_disk_traffic_beside_a_thread_that_does_not_wait_for_it_is_a_decoy() -> None:
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, nr=NANOSLEEP).wake(60, LOOP, context=1).into(60, LOOP)
+    b.add("block_done", 40, 555, issue_ns=ns(5), latency_ns=35 * MS, dev=8 << 20, bytes=1 << 20).out(80, LOOP)
+    found, ctx = b.classify(request(0, 70))
+    assert ms_of(found) == {"work.cpu": 20, "work.timer": 50}
+    checks = {r.cause: r.check for r in rule_out(found, ctx)}
+    assert checks["io.disk_contention"].endswith("on the path 0.0 ms")
+
+
+def test_an_uninterruptible_wait_without_block_requests_is_not_a_disk() -> None:
+    b = (
+        EventBuilder()
+        .into(-5, LOOP)
+        .out(10, LOOP, D, nr=FSYNC)
+        .wake(60, LOOP, context=2, vec=4)
+        .into(60, LOOP)
+    )
+    found, _ = b.out(80, LOOP).classify(request(0, 70))
+    assert ms_of(found) == {"work.blocked": 50, "work.cpu": 20}
+
+
+# usual work
+
+
+@pytest.mark.parametrize(
+    ("out", "wake", "cause"),
+    [
+        ({"nr": NANOSLEEP}, {"context": 1}, "work.timer"),
+        ({"nr": EPOLL_WAIT}, {"context": 2, "vec": NET_RX}, "work.peer"),
+        ({"nr": 42}, {"context": 2, "vec": 1}, "work.timer"),
+        ({"nr": 0}, {"by": HOG}, "work.blocked"),
+        ({"nr": 0}, {"context": 3}, "work.blocked"),
+        ({"nr": -2}, {"by": HOG}, "work.blocked"),
+    ],
+)
+def test_usual_waits(out: dict[str, int], wake: dict[str, int], cause: str) -> None:
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, **out).wake(60, LOOP, **wake)
+    found, _ = b.into(60, LOOP).out(80, LOOP).classify(request(0, 70))
+    assert ms_of(found) == {cause: 50, "work.cpu": 20}
+
+
+@pytest.mark.parametrize(("kind", "cause"), [(PIPE, "work.pipe"), (SOCKET, "work.peer"), (5, "work.blocked")])
+def test_usual_waits_by_descriptor(kind: int, cause: str) -> None:
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, nr=0, arg0=9).add("fd_block", 10, LOOP, aux=kind, fd=9)
+    found, _ = b.wake(60, LOOP, HOG).into(60, LOOP).out(80, LOOP).classify(request(0, 70))
+    assert ms_of(found) == {cause: 50, "work.cpu": 20}
+    assert any(s.detail == "read, ended by hog" for s in found.segments)
+
+
+def test_what_was_lost_is_unknown() -> None:
+    b = EventBuilder().into(40, LOOP).out(80, LOOP)
+    found, _ = b.classify(request(0, 70))
+    assert ms_of(found) == {"unknown": 40, "work.cpu": 30}
+
+
+def test_time_to_first_byte_is_summed_apart() -> None:
+    found, _ = hogged().classify(request(0, 100, first_ms=30))
+    assert found.ttft_causes == {"cpu.runqueue": 20, "work.cpu": 10}
+
+
+# the package
+
+
+def test_every_rule_is_found_and_complete() -> None:
+    ids = [r.id for r in rules()]
+    assert sorted(ids) == [
+        "cpu.oversubscribed",
+        "cpu.runqueue",
+        "cpu.throttled",
+        "io.disk_contention",
+        "io.log_blocked",
+        "python.loop_blocked",
+    ]
+    assert len({r.rank for r in rules()}) == len(ids)
+    for rule in rules():
+        assert isinstance(rule, Rule)
+        assert rule.title
+        assert rule.fix.startswith("Try ")
+        assert rule.id not in rule.neighbours
+
+
+def test_evidence_says_how_much_and_where() -> None:
+    found, _ = hogged().classify(request(0, 100))
+    first, detail = found.evidence["cpu.runqueue"]
+    assert first == "50.0 ms in 1 segment of the critical path, the longest 50.0 ms on thread loop (100)"
+    assert detail == f"CPU used by hog ({HOG})"
+
+
+@settings(max_examples=150, deadline=None)
+@given(lossy_events(), st.integers(-5, 60), st.integers(0, 100))
+def test_classified_segments_tile_whatever_was_lost(b: EventBuilder, start: int, length: int) -> None:
+    wanted = request(start, start + length)
+    path, timelines = b.walk(wanted)
+    ctx = Context(timelines, wanted)
+    found = classify(path, ctx)
+    at = wanted.start_ns
+    for s in found.segments:
+        assert s.start_ns == at
+        assert s.end_ns > at
+        at = s.end_ns
+    assert at == wanted.end_ns
+    assert sum(found.causes.values()) == pytest.approx(length)
+    assert len(rule_out(found, ctx)) == len(rules())
