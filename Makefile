@@ -72,12 +72,14 @@ $(BUILD)/vmlinux.h: | deps
 	$(Q)mv $@.tmp $@
 
 # `bpftool gen object` fixes the offsets of variables in BTF, which clang leaves at 0; the strip drops DWARF, not BTF.
-$(PROBES)/%.bpf.o: $(PROBES)/%.bpf.c $(BPF_HEADERS) $(BUILD)/vmlinux.h | deps
+# The rule holds for a probe in any folder, such as those of the bench and of the tests.
+%.bpf.o: %.bpf.c $(BPF_HEADERS) $(BUILD)/vmlinux.h | deps
 	$(call msg,BPF,$@)
-	$(Q)$(CLANG) $(BPF_CFLAGS) -c $< -o $(BUILD)/$*.clang.o
-	$(Q)$(BPFTOOL) gen object $(BUILD)/$*.bpf.o $(BUILD)/$*.clang.o
-	$(Q)$(LLVM_STRIP) -g $(BUILD)/$*.bpf.o
-	$(Q)mv $(BUILD)/$*.bpf.o $@
+	$(Q)$(CLANG) $(BPF_CFLAGS) -c $< -o $@.clang
+	$(Q)$(BPFTOOL) gen object $@.tmp $@.clang
+	$(Q)$(LLVM_STRIP) -g $@.tmp
+	$(Q)rm -f $@.clang
+	$(Q)mv $@.tmp $@
 
 .PHONY: demo
 demo: venv build ## Inject four faults into a server and check what whyspan says of them (root, < 150 s)

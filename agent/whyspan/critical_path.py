@@ -204,6 +204,7 @@ class _Walk:
             if self.steps > MAX_STEPS or stall > _MAX_STALL:
                 back.append(PathSegment(lo, t, tgid, tid, UNKNOWN_STATE))
                 break
+            asked = t
             thread = self.timelines.thread(tid)
             start, state, at, inferred = thread.before(t)
             floor = max(start, lo)
@@ -243,12 +244,10 @@ class _Walk:
                 t = floor
                 if edge is not None and t == edge.write_ns:
                     hop, edge = (t, edge.tid, edge.tgid), None
-            if hop is None:
-                stall = 0
-                continue
-            self.hops += 1
-            stall = stall + 1 if hop[0] >= t else 0
-            t, tid, tgid = min(t, hop[0]), hop[1], hop[2]
+            if hop is not None:
+                self.hops += 1
+                t, tid, tgid = min(t, hop[0]), hop[1], hop[2]
+            stall = stall + 1 if t >= asked else 0
         self.done.extend(reversed(back))
 
     def _blocked(self, piece: PathSegment, wait: Wait) -> PathSegment:
@@ -260,6 +259,8 @@ class _Walk:
 
     def _edge(self, tid: int, run_start: int, t: int) -> Edge | None:
         """Return the data edge into the run that ends at *t*, if the reader was awake when it was written."""
+        if not self.edges.reads_in(tid, run_start, t):
+            return None
         awake_since = self.timelines.thread(tid).awake_since(run_start)
         edge = self.edges.latest(tid, run_start, awake_since, t, self.own)
         return edge if edge is not None and self._running(edge.tid, edge.write_ns) else None

@@ -50,6 +50,12 @@ class Edges:
         self._writes: dict[tuple[str, int], _Writes] = {}
         self._read_ts: dict[tuple[str, int], list[int]] = {}
 
+    def reads_in(self, tid: int, after_ns: int, until_ns: int) -> bool:
+        """Return whether the thread read anything in (after, until]."""
+        ts, _ = self._reads_of(tid)
+        i = bisect_right(ts, until_ns)
+        return i > 0 and ts[i - 1] > after_ns
+
     def latest(
         self, tid: int, read_after_ns: int, written_after_ns: int, before_ns: int, own: frozenset[int]
     ) -> Edge | None:

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from whyspan_probes.schema import EVENT, Events, Schema
+from whyspan_probes.schema import EVENT, EVENT_BYTES, Events, Schema
 
 #: The key that pairs the two ends of a loopback connection.
 PORTS: Final = "ports"
+
+_RAW: Final = np.dtype(f"V{EVENT_BYTES}")
 
 Array = npt.NDArray[Any]
 
@@ -77,7 +79,8 @@ class ChunkIndex:
         if self._cpu is None:
             kinds = [self.schema.kind("sched_switch_out"), self.schema.kind("sched_switch_in")]
             chunk = self.chunk
-            rows = chunk[np.isin(chunk["kind"], np.array(kinds))]
+            kind = chunk["kind"]
+            rows = chunk[(kind == kinds[0]) | (kind == kinds[1])]
             order = np.argsort(rows["cpu"], kind="stable")
             rows = rows[order]
             self._cpu = np.ascontiguousarray(rows["cpu"]), rows
@@ -120,7 +123,8 @@ def joined(parts: list[Events], dtype: np.dtype[Any] = EVENT) -> Events:
     parts = [p for p in parts if len(p)]
     if not parts:
         return np.empty(0, dtype)
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    # As plain bytes: numpy compares structures field by field before it joins them, 30 µs a time.
+    rows = parts[0] if len(parts) == 1 else np.concatenate([p.view(_RAW) for p in parts]).view(parts[0].dtype)
     ts = rows["ts_ns"]
     if np.any(ts[1:] < ts[:-1]):
         rows = rows[np.argsort(ts, kind="stable")]

@@ -100,9 +100,10 @@ class Timelines:
         """Return tid to tgid of every thread seen switching: the watched ones."""
         if self._members is None:
             self._members = {}
-            kinds = np.array(self._layout.kinds[:2])
+            out, into, _ = self._layout.kinds
             for chunk in self._arrays:
-                rows = chunk[np.isin(chunk["kind"], kinds)]
+                kind = chunk["kind"]
+                rows = chunk[(kind == out) | (kind == into)]
                 tids, first = np.unique(rows["tid"], return_index=True)
                 self._members.update(zip(tids.tolist(), rows["tgid"][first].tolist(), strict=True))
         return self._members

@@ -168,6 +168,7 @@ class LoadedProbe:
             "whyspan_run": {
                 "key_secret": self._secret,
                 "shard_mask": self._maps.shards - 1,
+                "wake_every": self._maps.wake_every,
                 "kind_base": self.kind_base,
             },
             "cfg": config,
@@ -320,6 +321,10 @@ class Session:
                 progress(p.state)
         finally:
             self._hooks.close()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a ring that fills faster than the reader's timer; return whether one does."""
+        return bool(self.maps.waiter.poll(timeout_s))
 
     def event_types(self) -> list[EventType]:
         """Return the event types of every probe that was opened."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes as ct
 import mmap
 import os
+import select
 
 from whyspan_probes.libbpf import BPF_MAP_TYPE_ARRAY_OF_MAPS, MapCreateOpts, check, libbpf
-from whyspan_probes.rings import BlobRing, DropCounters, EventRing, create_ring
+from whyspan_probes.rings import RECORD_BYTES, BlobRing, DropCounters, EventRing, create_ring
 
 MAX_SHARDS = 64  # whyspan.bpf.h
 MAX_KINDS = 256
@@ -70,6 +71,12 @@ class SharedMaps:
             "whyspan_blobs": blobs,
         }
         self.rings = [EventRing(fd, each) for fd in fds]
+        # A sixteenth: several CPUs and several objects, each with its own count, share a ring.
+        self.wake_every = max(1, each // RECORD_BYTES // 16)
+        # Edge-triggered: a ring with something in it is always "ready", only a forced wake-up is news.
+        self.waiter = select.epoll()
+        for fd in fds:
+            self.waiter.register(fd, select.EPOLLIN | select.EPOLLET)
         self.blobs = BlobRing(blobs, blob_bytes)
         self.drops = DropCounters(drops)
 
@@ -100,6 +107,7 @@ class SharedMaps:
 
     def close(self) -> None:
         """Close everything; the rings' descriptors belong to their readers."""
+        self.waiter.close()
         for ring in self.rings:
             ring.close()
         self.blobs.close()

@@ -39,8 +39,9 @@ struct whyspan_head {
 const volatile struct {
 	__u64 key_secret; /* kernel addresses leave the kernel only XORed with this */
 	__u32 shard_mask; /* number of rings - 1, a power of two minus one */
+	__u32 wake_every; /* wake the reader once per so many records of a CPU; 0 = never */
 	__u16 kind_base;
-	__u16 _pad;
+	__u16 _pad[3];
 } whyspan_run;
 
 struct whyspan_ring {
@@ -62,6 +63,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } whyspan_drops SEC(".maps");
+
+/* Records of this object submitted on a CPU since the reader was last woken for them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} whyspan_unread SEC(".maps");
 
 /* Watched processes by tgid; the value is the loader's number of the service. */
 struct {
@@ -126,9 +135,20 @@ static __always_inline void *whyspan_reserve(__u32 index, __u64 ts_ns, __u32 tid
 	return head;
 }
 
+/*
+ * The reader comes by on a timer; a flood must not have to wait for it. Counting is cheaper than asking the ring
+ * how full it is.
+ */
 static __always_inline void whyspan_submit(void *event)
 {
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	__u32 zero = 0, *count = bpf_map_lookup_elem(&whyspan_unread, &zero);
+	__u64 flags = BPF_RB_NO_WAKEUP;
+
+	if (count && ++*count == whyspan_run.wake_every) {
+		*count = 0;
+		flags = BPF_RB_FORCE_WAKEUP;
+	}
+	bpf_ringbuf_submit(event, flags);
 }
 
 /* One record is 64 bytes in the ring; keep each type in BTF through a global pointer that nobody reads. */

@@ -225,7 +225,7 @@ def main() -> int:
         "--no-agent", action="store_true", help="report only what the client saw (to tune faults)"
     )
     parser.add_argument("--only", choices=[f.id for f in FAULTS], help="inject this fault only")
-    parser.add_argument("--rate", type=float, default=7.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=6.0, help="requests per second")
     parser.add_argument("--tokens", type=int, default=12, help="tokens per request")
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     args = parser.parse_args()

@@ -273,3 +273,37 @@ def test_any_events_tile_to_the_nanosecond(b: EventBuilder, start: int, length: 
     assert all(s.ns > 0 for s in path.segments)
     assert all(a.end_ns == z.start_ns for a, z in zip(path.segments, path.segments[1:], strict=False))
     assert walk(b.timelines(0, 60), wanted) == path  # however the events were batched
+
+
+def test_a_slow_path_is_found_at_the_socket_across_processes_and_batches() -> None:
+    # Front end (loop) -> unix socket -> engine process, which is preempted -> unix socket -> loop.
+    engine = 400
+    b = EventBuilder().into(-9, LOOP).into(-9, engine, cpu=1).out(-8, engine, nr=EPOLL_WAIT, cpu=1)
+    b.wake(2, engine, LOOP, nr=SENDTO).send(2.1, LOOP, 8, aux=1, peer=9).out(3, LOOP, nr=EPOLL_WAIT)
+    b.into(4, engine, cpu=1).recv(4.1, engine, 9, aux=1, peer=8).out(10, engine, 0, next_tid=HOG, cpu=1)
+    b.into(80, engine, HOG, cpu=1).wake(90, LOOP, engine, nr=SENDTO).send(90.1, engine, 9, aux=1, peer=8)
+    b.into(91, LOOP).recv(91.1, LOOP, 8, aux=1, peer=9).send(95, LOOP).out(96, LOOP).out(97, engine, cpu=1)
+    # A send is stamped at its end, just after the wake-up it causes: until then it is the sender's time.
+    expected = [
+        (0, 2.1, LOOP, RUNNING),
+        (2.1, 4, engine, WAKEUP),
+        (4, 10, engine, RUNNING),
+        (10, 80, engine, RUNNABLE),
+        (80, 90.1, engine, RUNNING),
+        (90.1, 91, LOOP, WAKEUP),
+        (91, 95, LOOP, RUNNING),
+    ]
+    assert shape(b.walk(request(0, 95))[0]) == expected
+    assert shape(walk(b.timelines(0, 95, 1, 5, 50, 90.05), request(0, 95))) == expected
+
+
+def test_a_long_relay_between_running_threads_is_no_cycle() -> None:
+    b = EventBuilder().into(-5, LOOP).into(-5, WORKER, cpu=1)
+    for t in range(1, 41, 2):
+        b.edge("edge_write", t, LOOP, key=5).edge("edge_read", t + 0.5, WORKER, key=5)
+        b.edge("edge_write", t + 1, WORKER, key=6).edge("edge_read", t + 1.5, LOOP, key=6)
+    b.out(60, LOOP).out(60, WORKER, cpu=1)
+    path, _ = b.walk(request(0, 45))
+    assert path.hops == 40
+    assert shape(path)[-2:] == [(39, 40, WORKER, RUNNING), (40, 45, LOOP, RUNNING)]
+    assert path.ns(RUNNING) == 45_000_000

@@ -253,3 +253,8 @@ def shape(path: Path) -> list[tuple[float, float, int, str]]:
     return [
         ((s.start_ns - ORIGIN_NS) / MS, (s.end_ns - ORIGIN_NS) / MS, s.tid, s.state) for s in path.segments
     ]
+
+
+def ms_of(c: Classified) -> dict[str, float]:
+    """Return the causes with their ms, rounded to the microsecond."""
+    return {cause: round(ms, 3) for cause, ms in c.causes.items()}

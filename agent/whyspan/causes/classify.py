@@ -10,6 +10,7 @@ from whyspan.causes.context import MS, Context
 from whyspan.causes.rule import Claim, rules
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit, RuledOut, Segment
+from whyspan.timeline import UNKNOWN_STATE
 
 
 class Classified(NamedTuple):
@@ -73,6 +74,8 @@ def rule_out(classified: Classified, ctx: Context, claimed: str = "") -> list[Ru
 
 
 def _claim(piece: PathSegment, ctx: Context) -> Claim:
+    if piece.state == UNKNOWN_STATE:
+        return work.match(piece, ctx)
     for rule in rules():
         claim = rule.match(piece, ctx)
         if claim is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 from whyspan_exporters.client import Client
+from whyspan_exporters.sharing import make_dir
 from whyspan_probes.errors import ProbeFrameworkError
 from whyspan_probes.governor import Budget, Governor
 from whyspan_probes.registry import discover
@@ -36,6 +38,7 @@ from whyspan.recording import Header, Writer
 log = logging.getLogger("whyspan.collector")
 
 EXIT_CONFIG, EXIT_PRIVILEGE = 2, 3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _STATUS_EVERY_S = 2.0
 _BASELINE_EVERY_S = 60.0
 
@@ -90,9 +93,9 @@ class Collector:
 
     def __init__(self, config: Config, on_ready: Callable[[], None] = lambda: None) -> None:
         self._config = config
-        self._stop = threading.Event()
+        self._stopping = False
         self._on_ready = on_ready
-        config.state_dir.mkdir(parents=True, exist_ok=True)
+        make_dir(config.state_dir)
         self._baseline_path = config.state_dir / "baseline.json"
         self._baseline = load_baseline(self._baseline_path)
         c = config.collector
@@ -131,7 +134,8 @@ class Collector:
 
     def stop(self, *_: object) -> None:
         """Ask the run to end; safe in a signal handler."""
-        self._stop.set()
+        self._stopping = True
+        self._source.interrupt()
 
     def run(self) -> None:
         """Drain, explain, hand over, until stopped."""
@@ -139,7 +143,8 @@ class Collector:
         self._on_ready()
         next_status_s = next_baseline_s = 0.0
         try:
-            while not self._stop.wait(interval_s):
+            while not self._stopping:
+                self._source.wait(interval_s)
                 self._step()
                 now_s = time.monotonic()
                 fresh = self._governor.tick(now_s)
@@ -202,6 +207,16 @@ class Collector:
         self._client.close()
 
 
+def keep_memory() -> None:
+    """Let malloc reuse the recorder's memory instead of asking the kernel for fresh pages at every drain.
+
+    A page fault per 64 records is a third of the cost of taking them in. Bounded by the recorder's size.
+    """
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
+    mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
 def main() -> int:
     """Run the collector until SIGTERM or SIGINT. Returns an exit status."""
     parser = argparse.ArgumentParser(
@@ -222,6 +237,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    keep_memory()
     try:
         started = time.monotonic()
         collector = Collector(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from whyspan_probes.loader import Session
 from whyspan_probes.registry import Found as FoundProbe
-from whyspan_probes.rings import merge
+from whyspan_probes.rings import Words, merge
 from whyspan_probes.schema import Events, Schema
 from whyspan_probes.state import ProbeState
 
@@ -61,6 +62,10 @@ class LiveSource:
         self._cgroups: dict[int, str] = {}
         self._next_scan_s = self._next_facts_s = 0.0
         self._pending: list[Fact] = []
+        self._parts: list[Words] = []  # records taken between two batches
+        self._stopped = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.session.maps.waiter.register(self._wake, select.EPOLLIN)
         self.scan()
 
     def scan(self) -> None:
@@ -75,11 +80,26 @@ class LiveSource:
             self._cgroups.pop(tgid, None)
             log.info("process %d is gone", tgid)
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait that long, taking records out of rings that fill faster than that."""
+        end_s = time.monotonic() + timeout_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            if self.session.wait(left_s) and not self._stopped:
+                self._parts += [ring.drain() for ring in self.session.maps.rings]
+            if self._stopped:
+                return
+
+    def interrupt(self) -> None:
+        """End a wait early, now and from now on; safe in a signal handler."""
+        self._stopped = True
+        os.eventfd_write(self._wake, 1)
+
     def drain(self) -> Batch:
         """Take everything that has arrived. Times before the batch's ``now_ns`` are complete."""
         now_ns = time.monotonic_ns()
         # Events first: then the head of every response in them is already in the blob ring.
-        events = merge([ring.drain() for ring in self.session.maps.rings])
+        parts, self._parts = self._parts, []
+        events = merge([*parts, *(ring.drain() for ring in self.session.maps.rings)])
         heads = self._heads.feed(self.session.maps.blobs.drain())
         facts, self._pending = self._pending, []
         facts += self._follow(events)
@@ -108,6 +128,7 @@ class LiveSource:
     def close(self) -> None:
         """Detach everything."""
         self.session.close()
+        os.close(self._wake)
 
     def _watch(self, tgid: int, service: str) -> None:
         if service not in self._services:

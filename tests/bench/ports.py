@@ -1,0 +1,13 @@
+"""A free TCP port on loopback."""
+
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """Return a port that nothing listened on a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
