@@ -141,6 +141,10 @@ def cuts(timelines: Timelines, request: Request) -> list[tuple[int, int, int]]:
     if len(found) >= MAX_SLICES:
         step = len(found) / (MAX_SLICES - 1)
         found = [found[int(i * step)] for i in range(MAX_SLICES - 1)]
+    if request.start_ns < request.recv_ns < request.end_ns:
+        # Before it was read it waited for the reader: what did that thread do instead?
+        found = [c for c in found if c[0] > request.recv_ns]
+        found.insert(0, (request.recv_ns, request.start_tid, request.tgid))
     return [*found, (request.end_ns, end_tid, request.tgid)]
 
 
@@ -151,7 +155,7 @@ def own_threads(timelines: Timelines, request: Request) -> frozenset[int]:
     threads those woke in their next run.
     """
     own: set[int] = set()
-    frontier = [(request.start_tid, request.start_ns)]
+    frontier = [(request.start_tid, max(request.recv_ns, request.start_ns))]
     for _ in range(_OWN_DEPTH):
         following: list[tuple[int, int]] = []
         for tid, since in frontier:

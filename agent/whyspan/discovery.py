@@ -162,10 +162,12 @@ class Discovery:
         """Return the processes that are new and those that are gone since the last scan."""
         alive = set(psutil.pids() if pids is None else pids)
         gone = [tgid for tgid in self.found if tgid not in alive]
+        for tgid in gone:
+            del self.found[tgid]
         new: list[Found] = []
         for tgid in sorted(alive):
             known = self._judged.get(tgid)
-            if known is not None and tgid not in self._again:
+            if known is not None and tgid not in self._again and tgid not in self.found:
                 continue
             try:
                 c = candidate(psutil.Process(tgid))
@@ -177,6 +179,8 @@ class Discovery:
                 self._again.pop(tgid, None)
                 if self.found.pop(tgid, None):
                     gone.append(tgid)
+            elif tgid in self.found and tgid not in self._again:
+                continue
             self._judged[tgid] = c.start
             found = self._judge(c)
             if found:
@@ -186,8 +190,8 @@ class Discovery:
                     new.append(found)
             else:
                 self._count_look(tgid)
-        for tgid in gone:
-            self.found.pop(tgid, None)
+        # A number reused by another process to watch is not gone: it is new.
+        gone = [tgid for tgid in gone if tgid not in self.found]
         for tgid in [t for t in self._judged if t not in alive]:
             del self._judged[tgid]
             self._again.pop(tgid, None)

@@ -18,16 +18,20 @@ from whyspan.model import HttpHead
 from whyspan.text import clean
 
 #: struct http_piece of sockets.bpf.c.
-_PIECE = struct.Struct("<QQQIIIHHHHI")
+_PIECE = struct.Struct("<QQQQIIIHHHHI")
 _MAX_OPEN = 4096  # heads begun and not ended
 _MAX_HEAD = 16384  # the kernel stops there too
-_MAX_ROUTE, _MAX_VALUE, _MAX_METHOD = 200, 128, 16
+_MAX_BYTES = 8 << 20  # of all heads begun and not ended
+_MAX_ROUTE, _MAX_VALUE = 200, 128
+_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH"))
 
 
 @dataclass
 class _Open:
     first_ns: int
+    recv_ns: int
     text: bytearray = field(default_factory=bytearray)
+    given_up: bool = False  # too long: what is still to come of it is dropped
 
 
 class _Collected:
@@ -72,7 +76,8 @@ class HeadAssembler:
     def __init__(self, allowed: Collection[str]) -> None:
         self._allowed = frozenset(h.lower() for h in allowed)
         self._open: OrderedDict[tuple[int, int], _Open] = OrderedDict()
-        self.lost = 0  # heads given up: too long, or crowded out
+        self._bytes = 0
+        self.lost = 0  # heads given up: too long, crowded out, or begun anew
 
     def feed(self, blobs: Iterable[bytes]) -> list[HttpHead]:
         """Return the heads that these pieces complete, in order."""
@@ -81,19 +86,34 @@ class HeadAssembler:
             if len(blob) < _PIECE.size:
                 self.lost += 1
                 continue
-            ts_ns, first_ns, cookie, tid, tgid, seq, size, last, lport, rport, _ = _PIECE.unpack_from(blob)
+            ts_ns, first_ns, recv_ns, cookie, tid, tgid, seq, size, last, lport, rport, _ = _PIECE.unpack_from(blob)
             key = (cookie, seq)
             head = self._open.get(key)
-            if head is None or head.first_ns != first_ns:
-                head = self._open[key] = _Open(first_ns)
-                if len(self._open) > _MAX_OPEN:
-                    self._open.popitem(last=False)
-                    self.lost += 1
-            head.text += blob[_PIECE.size : _PIECE.size + size]
-            if last or len(head.text) > _MAX_HEAD:
-                del self._open[key]
+            if head is not None and head.first_ns != first_ns:
+                self._drop(key)
+                head = None
+            if head is None:
+                head = self._open[key] = _Open(first_ns, recv_ns)
+            if not head.given_up:
+                head.text += blob[_PIECE.size : _PIECE.size + size]
+                self._bytes += len(blob[_PIECE.size : _PIECE.size + size])
+            too_long = len(head.text) > _MAX_HEAD
+            if not head.given_up and (last or too_long):
                 out.append(self._parse(head, ts_ns, cookie, tid, tgid, seq, lport, rport))
+                self._bytes -= len(head.text)
+                head.text.clear()
+                head.given_up = too_long
+                self.lost += too_long
+            if last:
+                del self._open[key]
+            while len(self._open) > _MAX_OPEN or self._bytes > _MAX_BYTES:
+                self._drop(next(iter(self._open)))
         return out
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        head = self._open.pop(key)
+        self._bytes -= len(head.text)
+        self.lost += not head.given_up
 
     def _parse(
         self, head: _Open, ts_ns: int, cookie: int, tid: int, tgid: int, seq: int, lport: int, rport: int
@@ -106,7 +126,8 @@ class HeadAssembler:
             pass
         except httptools.HttpParserError:
             got.done = False
-        method = parser.get_method() if got.done else bytes(head.text).split(b" ", 1)[0]
+        # Where the first piece was lost, the text may begin anywhere: within a token or a cookie, for one.
+        method = parser.get_method() if got.done else bytes(head.text[:16]).split(b" ", 1)[0]
         # Two traceparents are as good as none.
         parent = traceparent.parse(got.traceparents[0]) if len(got.traceparents) == 1 else None
         return HttpHead(
@@ -118,10 +139,11 @@ class HeadAssembler:
             seq=seq,
             lport=lport,
             rport=rport,
-            method=clean(method.decode("latin-1"), _MAX_METHOD),
+            method=method.decode("latin-1") if method in _METHODS else "",
             route=route_of(got.url) if got.done else "",
             content_length=got.length,
             traceparent=got.traceparents[0].strip(" \t")[:128] if parent else "",
             headers=got.headers,
             malformed=not got.done,
+            recv_ns=head.recv_ns,
         )

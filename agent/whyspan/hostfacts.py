@@ -79,7 +79,7 @@ def cgroup_facts(path: str) -> list[Fact]:
             out.append(CgroupFact(clean(path, _MAX_PATH), 0, 0))
         if path == "/":
             break
-        path = path.rsplit("/", 1)[0] or "/"
+        path = path.rpartition("/")[0] or "/"
     return out
 
 
@@ -108,13 +108,13 @@ def fd_fact(tgid: int, fd: int, inode: int, proc: Path = Path("/proc")) -> FdFac
         return None
     kind, _, rest = target.partition(":")
     if rest.startswith("["):
-        kind = {"pipe": "pipe", "socket": "socket"}.get(kind, "other")
+        kind = "eventfd" if rest == "[eventfd]" else {"pipe": "pipe", "socket": "socket"}.get(kind, "other")
     elif target.startswith("/dev/pts/") or target == "/dev/tty":
         kind = "tty"
     elif target.startswith("/"):
         kind = "file"
     else:
-        kind = "eventfd" if "eventfd" in target else "other"
+        kind = "other"
     peer_tgid, peer_comm = pipe_peer(tgid, inode, proc) if kind == "pipe" else (0, "")
     path = clean(target, _MAX_PATH) if kind in {"file", "tty"} else ""
     return FdFact(tgid, fd, inode, kind, path, peer_tgid, peer_comm)

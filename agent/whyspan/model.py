@@ -17,8 +17,8 @@ UNKNOWN = "unknown"
 class HttpHead(msgspec.Struct, frozen=True, array_like=True):
     """A request head after parsing and sanitising; the raw bytes are gone.
 
-    ``first_ns`` is when its first byte entered the process, ``ts_ns`` when the head was complete (both
-    CLOCK_MONOTONIC). ``seq`` counts requests on the connection named by ``cookie``.
+    ``first_ns`` is when its first byte reached the socket, ``recv_ns`` when the process read it, ``ts_ns`` when
+    the head was complete (all CLOCK_MONOTONIC). ``seq`` counts requests on the connection named by ``cookie``.
     """
 
     ts_ns: int
@@ -35,6 +35,7 @@ class HttpHead(msgspec.Struct, frozen=True, array_like=True):
     traceparent: str
     headers: dict[str, str]
     malformed: bool = False
+    recv_ns: int = 0
 
 
 class ProcessFact(msgspec.Struct, frozen=True, tag=True):
@@ -119,6 +120,7 @@ class Request(msgspec.Struct, kw_only=True):
     status: int = 0  # HTTP status, 0 when none was sent
     outcome: str = "ok"  # ok, error, reset, killed, open
     start_ns: int
+    recv_ns: int = 0  # the process began to read it; before, it waited in the socket
     head_ns: int = 0  # status line written
     first_ns: int = 0  # first body byte written
     end_ns: int = 0

@@ -11,6 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,10 +69,15 @@ class Writer:
 
     def __init__(self, path: Path, header: Header, schema: Schema) -> None:
         header.types = _types(schema)
-        self._file: BinaryIO = path.open("wb")
+        # No buffer: what a full disk refused must not be tried again when the file is closed.
+        self._file: RawIOBase = path.open("wb", buffering=0)
         self.bytes = 0
-        self._write(MAGIC + struct.pack("<H", VERSION))
-        self._block(_HEADER, msgspec.msgpack.encode(header))
+        try:
+            self._write(MAGIC + struct.pack("<H", VERSION))
+            self._block(_HEADER, msgspec.msgpack.encode(header))
+        except OSError:
+            self._file.close()
+            raise
 
     def add(self, batch: Batch) -> None:
         """Append one batch."""
@@ -84,8 +90,9 @@ class Writer:
         self._write(_BLOCK.pack(kind, len(payload), zlib.crc32(payload)) + payload)
 
     def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._file.flush()
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) or 0 :]
         self.bytes += len(data)
 
     def close(self) -> None:
@@ -107,6 +114,13 @@ class Reader:
             self._file: BinaryIO = path.open("rb")
         except OSError as e:
             raise RecordingError(f"{path}: {e.strerror}") from e
+        try:
+            self._read_header(path)
+        except RecordingError:
+            self._file.close()
+            raise
+
+    def _read_header(self, path: Path) -> None:
         start = self._file.read(len(MAGIC) + 2)
         if len(start) < len(MAGIC) + 2 or not start.startswith(MAGIC):
             raise RecordingError(f"{path}: not a whyspan recording")
@@ -119,7 +133,7 @@ class Reader:
         try:
             self.header = msgspec.msgpack.decode(block[1], type=Header)
             self.schema = Schema(EventType(t.name, t.kind, _dtype(t)) for t in self.header.types)
-        except (msgspec.DecodeError, ValueError, TypeError) as e:
+        except (msgspec.DecodeError, ValueError, TypeError, OverflowError) as e:
             raise RecordingError(f"{path}: the header cannot be read: {e}") from e
 
     def _next(self) -> tuple[int, bytes] | None:

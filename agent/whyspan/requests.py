@@ -83,10 +83,14 @@ class RequestTable:
             route=head.route,
             outcome="open",
             start_ns=head.first_ns,
+            recv_ns=head.recv_ns or head.first_ns,
             request_bytes=head.content_length,
             cookie=head.cookie,
             seq=head.seq,
         )
+        if (head.cookie, head.seq) in self._open:
+            self._take(head.cookie, head.seq)
+            self.forgotten += 1
         self._open[head.cookie, head.seq] = request
         self._by_connection.setdefault(head.cookie, set()).add(head.seq)
         if len(self._open) > _MAX_OPEN:

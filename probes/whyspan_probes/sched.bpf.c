@@ -120,7 +120,7 @@ struct {
 	__type(value, struct irq_state);
 } sched_irq SEC(".maps");
 
-/* Foreign threads already named: tid -> start time, so that a reused tid is named again. */
+/* Foreign threads already named: tid -> start time and name mixed, so that a reused or renamed one is named again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -131,11 +131,13 @@ struct {
 static __always_inline void name_once(struct task_struct *task, __u64 now)
 {
 	__u32 tid = task->pid;
-	__u64 start = task->start_time, *seen;
+	__u64 start = task->start_time, text[2], *seen;
 	struct sched_name *e;
 
 	if (!cfg.names || !tid)
 		return;
+	bpf_probe_read_kernel(text, sizeof(text), task->comm);
+	start ^= text[0] ^ text[1] << 1;
 	seen = bpf_map_lookup_elem(&sched_named, &tid);
 	if (seen && *seen == start)
 		return;

@@ -26,6 +26,7 @@ PROBE = Probe(
                 tuple(f"sockets_exit_{call}" for call in _CALLS),
             ),
         ),
+        Hook("arrival", (("sockets_arrival_tp",),), required=False),
         Hook("state", (("sockets_state_tp",),), required=False),
         Hook("reset", (("sockets_reset_tp",),), required=False),
     ),

@@ -83,7 +83,10 @@ def command(
         try:
             if status:
                 status.start()
-            while not stop.wait(min(0.25, max(0.0, end_s - time.monotonic()))):
+            done = False
+            while not done:
+                # Stopped or not, what has arrived is taken.
+                done = stop.wait(min(0.25, max(0.0, end_s - time.monotonic())))
                 batch = source.drain()
                 writer.add(batch)
                 events += len(batch.events)
@@ -92,8 +95,7 @@ def command(
                 if status:
                     left = max(0.0, end_s - time.monotonic())
                     status.update(f"{events:,} events, {heads:,} requests, {left:.0f} s left")
-                if time.monotonic() >= end_s or writer.bytes >= max_mb << 20:
-                    break
+                done = done or time.monotonic() >= end_s or writer.bytes >= max_mb << 20
         except OSError as e:
             raise WhyspanError(f"{output}: {e.strerror}; what was written stays readable") from e
         finally:

@@ -1,0 +1,154 @@
+"""sched: counted switches, wake-ups and lives of a child's threads."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests.bpf.conftest import Spawn, Watch
+
+pytestmark = pytest.mark.bpf
+
+NR_NANOSLEEP, NR_FUTEX = 230, 202  # clock_nanosleep: what time.sleep uses
+BLOCKED, STOPPED = 0x3, 0xC
+PREEMPTED, CALL_VALID = 1, 4
+HRTIMER, TASK = 1, 0
+
+
+def test_sleeps_are_blocks_in_nanosleep_ended_by_timers(watch: Watch, spawn: Spawn) -> None:
+    w, child = watch("sched"), spawn("sleeps", 23)
+    w.watch(child.tgid)
+    child.run()
+    outs = w.rows("sched_switch_out", tid=child.tgid, syscall_nr=NR_NANOSLEEP)
+    assert len(outs) == 23
+    assert (outs["aux"] & BLOCKED == 1).all()
+    assert (outs["flags"] & CALL_VALID != 0).all()
+    wakes = w.rows("sched_wake", tid=child.tgid, aux=HRTIMER)
+    assert len(wakes) == 23
+    # They alternate: each block is ended by its own timer, 2 ms later.
+    assert (wakes["ts_ns"] > outs["ts_ns"]).all()
+    assert (wakes["ts_ns"][:-1] < outs["ts_ns"][1:]).all()
+    assert (wakes["ts_ns"] - outs["ts_ns"] > 1_000_000).all()
+    ins = w.rows("sched_switch_in", tid=child.tgid)
+    assert all(((ins["ts_ns"] >= wake) & (ins["ts_ns"] < wake + 10**9)).any() for wake in wakes["ts_ns"])
+
+
+def test_the_waker_of_a_futex_is_named(watch: Watch, spawn: Spawn) -> None:
+    w, child = watch("sched"), spawn("futex", 17)
+    w.watch(child.tgid)
+    child.run()
+    waiter, waker = child.facts["waiter"], child.facts["waker"]
+    outs = w.rows("sched_switch_out", tid=waiter, syscall_nr=NR_FUTEX)
+    outs = outs[outs["arg0"] == child.facts["address"]]
+    assert len(outs) == 17
+    wakes = w.rows("sched_wake", tid=waiter)
+    for out in outs:
+        (wake,) = wakes[wakes["ts_ns"] > out["ts_ns"]][:1]
+        assert (wake["waker_tid"], wake["waker_tgid"]) == (waker, child.tgid)
+        assert (wake["aux"], wake["waker_nr"]) == (TASK, NR_FUTEX)
+
+
+def test_a_pinned_hog_is_named_as_who_ran_instead(watch: Watch, spawn: Spawn) -> None:
+    w = watch("sched")
+    hog, child = spawn("burn", 30, 1, "hog-under-test", cpu=1), spawn("burn", 0.5, cpu=1)
+    hog.say()
+    w.watch(child.tgid)
+    child.run()
+    outs = w.rows("sched_switch_out", tid=child.tgid, next_tid=hog.tgid)
+    runnable = outs[outs["aux"] == 0]
+    assert len(runnable) >= 3
+    assert (runnable["syscall_nr"] == -2).all()
+    assert (runnable["next_tgid"] == hog.tgid).all()
+    assert w.count("sched_switch_in", tid=child.tgid, prev_tid=hog.tgid) >= 3
+    (name,) = w.rows("sched_name", tid=hog.tgid)  # named once, however often it ran
+    assert name["comm"] == b"hog-under-test"
+
+
+def test_page_faults_are_no_system_call(watch: Watch, spawn: Spawn, disk_dir: object) -> None:
+    path = f"{disk_dir}/mapped"
+    with open(path, "wb") as f:  # noqa: PTH123
+        f.write(np.random.default_rng(1).bytes(8 << 20))
+    w, child = watch("sched"), spawn("faults", path, 37)
+    w.watch(child.tgid)
+    child.run()
+    outs = w.rows("sched_switch_out", tid=child.tgid, syscall_nr=-1)
+    outs = outs[outs["aux"] & BLOCKED != 0]
+    assert 20 <= len(outs) <= 60  # nearly every page blocks; a fault may also wait for a lock
+    assert (outs["aux"] & 2 != 0).all()
+    assert (outs["arg0"] == 0).all()
+
+
+def test_a_stopped_task_is_in_no_system_call(watch: Watch, spawn: Spawn) -> None:
+    w, child = watch("sched"), spawn("sleeps", 3, 300)
+    w.watch(child.tgid)
+    child.say()
+    w.wait(lambda: w.count("sched_switch_out", tid=child.tgid, syscall_nr=NR_NANOSLEEP), "it sleeps")
+    child.signal(signal.SIGSTOP)
+
+    def stopped() -> bool:
+        return bool((w.rows("sched_switch_out", tid=child.tgid)["aux"] & STOPPED).any())
+
+    w.wait(stopped, "it is stopped")
+    child.signal(signal.SIGCONT)
+    child.answer()
+    outs = w.rows("sched_switch_out", tid=child.tgid)
+    outs = outs[outs["aux"] & STOPPED != 0]
+    assert (outs["syscall_nr"] == -2).all()
+    assert (outs["flags"] & CALL_VALID == 0).all()
+    assert (outs["arg0"] == 0).all()
+
+
+def test_children_are_followed_through_fork_exec_and_exit(watch: Watch, spawn: Spawn) -> None:
+    w, child = watch("sched"), spawn("programs", 11, 7)
+    w.watch(child.tgid)
+    pids = child.run()["pids"]
+    forks = w.rows("sched_fork", tgid=child.tgid)
+    assert forks["child_tgid"].tolist() == pids == forks["child_tid"].tolist()
+    for pid in pids:
+        (program,) = w.rows("sched_exec", tgid=pid)
+        assert program["comm"] == b"sh"
+        (gone,) = w.rows("sched_exit", tgid=pid)
+        assert (gone["aux"], gone["exit_code"], gone["comm"]) == (1, 7 << 8, b"sh")
+        assert w.count("sched_switch_in", tgid=pid) > 0
+    assert w.session.maps.watched() == {child.tgid}
+
+
+def test_a_process_of_32_threads_and_its_end(watch: Watch, spawn: Spawn) -> None:
+    w, child = watch("sched"), spawn("threads_then_exit", 31)
+    w.watch(child.tgid)
+    tids = {*child.run()["tids"], child.tgid}
+    forks = w.rows("sched_fork", tgid=child.tgid)
+    assert {*forks["child_tid"].tolist(), child.tgid} == tids
+    assert len(tids) == 32
+    assert (forks["child_tgid"] == child.tgid).all()
+    assert set(w.rows("sched_switch_in", tgid=child.tgid)["tid"].tolist()) >= tids - {child.tgid}
+    child.end()
+    w.wait(lambda: w.count("sched_exit", tgid=child.tgid, aux=1), "the process is gone")
+    exits = w.rows("sched_exit", tgid=child.tgid)
+    assert sorted(exits["tid"].tolist()) == sorted(tids)
+    assert exits["aux"].tolist() == [0] * 31 + [1]
+    assert w.session.maps.watched() == set()
+
+
+def test_an_unwatched_process_emits_nothing(watch: Watch, spawn: Spawn) -> None:
+    w = watch("sched", "edges", "fds", "sockets")
+    other, child = spawn("sleeps", 29), spawn("sleeps", 5)
+    third = spawn("unix_stream", 5, 3)
+    w.watch(child.tgid)
+    other.run()
+    third.run()
+    child.run()
+    w.drain()
+    subjects = w.events[w.events["kind"] != w.schema.kind("sched_name")]
+    assert len(subjects) > 0
+    assert set(subjects["tgid"].tolist()) == {child.tgid}
+
+
+def test_foreign_threads_are_not_named_when_told_so(watch: Watch, spawn: Spawn) -> None:
+    w, child = watch("sched", config={"sched": {"names": 0}}), spawn("sleeps", 23)
+    w.watch(child.tgid)
+    child.run()
+    assert w.count("sched_switch_out", tid=child.tgid) >= 23
+    assert w.count("sched_name") == 0
