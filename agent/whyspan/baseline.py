@@ -66,6 +66,7 @@ class _Class:
         self.count = 0
         self.samples: deque[_Sample] = deque(maxlen=RESERVOIR)
         self.usual: dict[str, float] = {}
+        self._published: Usual | None = None
         self.moved_ns: int | None = None  # when the figures last moved; None right after a restart
 
     def add(self, sample: _Sample, now_ns: int) -> None:
@@ -114,6 +115,11 @@ class _Class:
     def published(self) -> Usual | None:
         if not self.usual:
             return None
+        if self._published is None or self._published.requests != self.count:
+            self._published = self._publish()
+        return self._published
+
+    def _publish(self) -> Usual:
         u = self.usual
         maps: dict[str, dict[str, tuple[float, float]]] = {"causes": {}, "ttft_causes": {}}
         for key, value in u.items():

@@ -184,7 +184,7 @@ class _Walk:
 
     def __init__(self, timelines: Timelines, request: Request) -> None:
         self.timelines = timelines
-        self.edges = Edges(timelines)
+        self.edges: Edges = timelines.memo.get(Edges) or timelines.memo.setdefault(Edges, Edges(timelines))
         self.done: list[PathSegment] = []
         self.hops = 0
         self.steps = 0

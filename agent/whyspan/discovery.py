@@ -111,7 +111,7 @@ def listens(tgid: int) -> bool:
 def cgroup_of(tgid: int, proc: Path = Path("/proc")) -> str:
     """Return the process's cgroup: of the CPU controller under v1, else of the unified tree; "" when gone."""
     try:
-        lines = (proc / str(tgid) / "cgroup").read_text().splitlines()
+        lines = (proc / str(tgid) / "cgroup").read_text(errors="replace").splitlines()
     except OSError:
         return ""
     unified = ""

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import msgspec
-from whyspan_probes.schema import Schema
+import numpy as np
+from whyspan_probes.schema import EVENT, Events, Schema
 
 from whyspan import critical_path, slices, verdict
 from whyspan.baseline import Baseline, Objectives
 from whyspan.causes import Classified, Context, classify
 from whyspan.facts import Facts
-from whyspan.model import Batch, Finding, Request
+from whyspan.model import Batch, Finding, Request, Segment
 from whyspan.recorder import Recorder
 from whyspan.requests import RequestTable
 from whyspan.threads import Timelines
@@ -26,8 +27,15 @@ _LEARNING_RATE = 10.0
 #: Open requests reported for passing their objective, and slices of long ones, per second.
 _OPEN_PER_S = 5.0
 _SLICES_PER_S = 10.0
-#: How far beyond a window's ends scheduling events still matter: who was running when it began.
-_MARGIN_NS = 2 * _SECOND_NS
+#: How far before a window a thread's last switch is looked for: it may have slept all that time.
+_MARGIN_NS = 60 * _SECOND_NS
+#: Requests of one batch share their timelines when they lie this close together.
+_SHARED_NS = 3 * _SECOND_NS
+#: An open request is reported once it is this old, however low its objective: a younger one may be about to end.
+_OPEN_AGE_NS = 2 * _SECOND_NS
+#: What of a thread's history goes from one slice to the next: enough to tell since when, and in what, it waits.
+_CARRIED = ("sched_switch_out", "sched_switch_in", "sched_wake", "fd_block")
+_CARRIED_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Settings:
     objectives: Callable[[str], Objectives]
     instance: str
     explain_per_s: float = 5.0
-    ordinary_per_s: float = 1.0
+    ordinary_per_s: float = 0.2
     window_ns: int = 60 * _SECOND_NS
     recorder_bytes: int = 32 << 20
 
@@ -69,6 +77,7 @@ class _Long:
     until_ns: int
     parts: list[Classified] = field(default_factory=list)
     reported: bool = False
+    carried: Events = field(default_factory=lambda: np.empty(0, EVENT))
 
 
 class Engine:
@@ -88,6 +97,7 @@ class Engine:
         self._long: dict[tuple[int, int], _Long] = {}
         self._buckets: dict[tuple[str, str], _Tokens] = {}
         self._open_checked_ns = 0
+        self._shared: Timelines | None = None  # during one batch
 
     def feed(self, batch: Batch) -> list[Finding]:
         """Take in a batch and return what can now be explained, in order of the requests' ends."""
@@ -135,11 +145,11 @@ class Engine:
                 slow.append((r, reason))
             else:
                 ordinary.append(r)
-        findings = []
+        chosen: list[tuple[Request, str | None, bool]] = []
         # A fair reservoir without chance: whom a hash prefers does not depend on order or size.
         for r, reason in sorted(slow, key=lambda item: _lot(item[0])):
             if self._bucket(service, "slow", self._settings.explain_per_s).take(now_ns):
-                findings.append(self._explain(r, reason))
+                chosen.append((r, reason, False))
             else:
                 self.counts["not_explained", service, ""] += 1
                 self._long.pop((r.cookie, r.seq), None)
@@ -149,32 +159,65 @@ class Engine:
             if self._settings.ordinary_per_s and self._bucket(
                 service, "learning" if learning else "ordinary", rate
             ).take(now_ns):
-                finding = self._explain(r, None)
-                self.baseline.observe(r, finding.causes, self._ttft)
-                findings.append(finding)
-            self._long.pop((r.cookie, r.seq), None)
+                chosen.append((r, None, True))
+            else:
+                self._long.pop((r.cookie, r.seq), None)
+        self._share([r for r, _, _ in chosen])
+        findings = []
+        for r, reason, is_ordinary in chosen:
+            finding, whole = self._explain(r, reason)
+            if is_ordinary:
+                self.baseline.observe(r, finding.causes, whole.ttft_causes)
+            findings.append(finding)
+        self._shared = None
         return findings
 
-    def _classify(self, request: Request, start_ns: int, end_ns: int) -> tuple[Classified, Context]:
-        chunks = self._recorder.span(start_ns - _MARGIN_NS, end_ns + _MARGIN_NS)
+    def _share(self, requests: list[Request]) -> None:
+        """Make one set of timelines for requests that overlap or follow closely: half of the work is in them."""
+        close = [r for r in requests if (r.cookie, r.seq) not in self._long]
+        if len(close) < 2:
+            return
+        end_ns = max(r.end_ns for r in close)
+        start_ns = min(r.start_ns for r in close)
+        if end_ns - start_ns <= _SHARED_NS:
+            chunks = self._recorder.span(start_ns - _MARGIN_NS, end_ns)
+            self._shared = Timelines(self._schema, chunks, start_ns, end_ns, self.facts)
+
+    def _classify(
+        self, request: Request, start_ns: int, end_ns: int, long: _Long | None
+    ) -> tuple[Classified, Context]:
+        chunks = self._recorder.span(start_ns - _MARGIN_NS, end_ns)
+        if long is not None and len(long.carried):
+            older = long.carried["ts_ns"] < np.uint64(self._recorder.oldest_ns() or end_ns)
+            chunks.insert(0, long.carried[older])
         part = msgspec.structs.replace(
             request, start_ns=start_ns, end_ns=end_ns, end_tid=request.end_tid or request.start_tid
         )
-        timelines = Timelines(self._schema, chunks, start_ns, end_ns, self.facts)
+        shared = self._shared
+        if shared is not None and long is None and shared.start_ns <= start_ns and end_ns <= shared.end_ns:
+            timelines = shared
+        else:
+            timelines = Timelines(self._schema, chunks, start_ns, end_ns, self.facts)
         ctx = Context(timelines, part)
         return classify(critical_path.walk(timelines, part), ctx), ctx
 
-    def _explain(self, request: Request, reason: str | None) -> Finding:
+    def _carry(self, long: _Long, ctx: Context, segments: list[Segment]) -> None:
+        kinds = [self._schema.kind(name) for name in _CARRIED]
+        tids = {s.tid for s in segments} | {ctx.request.start_tid, ctx.request.end_tid}
+        rows = [ctx.timelines.rows(tid) for tid in sorted(tids)]
+        last = np.concatenate([r[np.isin(r["kind"], kinds)][-_CARRIED_ROWS:] for r in rows])
+        long.carried = last[np.argsort(last["ts_ns"], kind="stable")]
+
+    def _explain(self, request: Request, reason: str | None) -> tuple[Finding, Classified]:
         long = self._long.pop((request.cookie, request.seq), None)
         start_ns = min(max(long.until_ns, request.start_ns), request.end_ns) if long else request.start_ns
-        last, ctx = self._classify(request, start_ns, request.end_ns)
+        last, ctx = self._classify(request, start_ns, request.end_ns, long)
         whole = slices.join([*long.parts, last]) if long and long.parts else last
-        self._ttft = whole.ttft_causes
         lost = self._recorder.lost(request.start_ns, request.end_ns)
         finding = verdict.explain(request, whole, self.baseline, reason, lost, ctx)
         finding.segments = slices.compact(finding.segments)
         _assert_tiles(finding)
-        return finding
+        return finding, whole
 
     def _still_open(self, now_ns: int) -> list[Finding]:
         findings = []
@@ -184,17 +227,18 @@ class Engine:
             age_ms = (now_ns - r.start_ns) / 1e6
             limit = self._settings.objectives(r.service).e2e_ms
             long = self._long.get(key)
-            if limit and age_ms > limit and not (long and long.reported):
-                if self._bucket(r.service, "open", _OPEN_PER_S).take(now_ns):
-                    findings.append(self._report_open(r, now_ns, limit))
-                    self._long.setdefault(key, _Long(r.start_ns)).reported = True
+            late = limit and age_ms > max(limit, _OPEN_AGE_NS / 1e6) and not (long and long.reported)
+            if late and self._bucket(r.service, "open", _OPEN_PER_S).take(now_ns):
+                findings.append(self._report_open(r, now_ns, limit))
+                self._long.setdefault(key, _Long(r.start_ns)).reported = True
             covered = long.until_ns if long else r.start_ns
             # Explained in slices while the events are still there; half of what is kept is left as margin.
             due = min(self._settings.window_ns, max(retained, 4 * _SECOND_NS)) / 2
             if now_ns - covered > due and self._bucket("", "slice", _SLICES_PER_S).take(now_ns):
-                part, _ = self._classify(r, covered, now_ns)
-                part.segments[:] = slices.compact(part.segments)
+                part, ctx = self._classify(r, covered, now_ns, long)
                 kept = self._long.setdefault(key, _Long(r.start_ns))
+                self._carry(kept, ctx, part.segments)
+                part.segments[:] = slices.compact(part.segments)
                 kept.parts.append(part._replace(path=part.path._replace(segments=[])))
                 kept.until_ns = now_ns
                 if len(kept.parts) > 1:
@@ -211,9 +255,10 @@ class Engine:
             request, end_ns=now_ns, end_tid=request.end_tid or request.start_tid, outcome="open"
         )
         start_ns = long.until_ns if long else seen.start_ns
-        last, ctx = self._classify(seen, start_ns, now_ns)
+        last, ctx = self._classify(seen, start_ns, now_ns, long)
         whole = slices.join([*long.parts, last]) if long and long.parts else last
-        reason = f"latency {(now_ns - seen.start_ns) / 1e6:.0f} ms and still open, over the objective of {limit_ms:g} ms"
+        age_ms = (now_ns - seen.start_ns) / 1e6
+        reason = f"latency {age_ms:.0f} ms and still open, over the objective of {limit_ms:g} ms"
         lost = self._recorder.lost(seen.start_ns, now_ns)
         finding = verdict.explain(seen, whole, self.baseline, reason, lost, ctx)
         finding.segments = slices.compact(finding.segments)

@@ -10,6 +10,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import httptools
 
@@ -23,7 +24,24 @@ _MAX_OPEN = 4096  # heads begun and not ended
 _MAX_HEAD = 16384  # the kernel stops there too
 _MAX_BYTES = 8 << 20  # of all heads begun and not ended
 _MAX_ROUTE, _MAX_VALUE = 200, 128
-_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH"))
+_METHODS = frozenset(
+    (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH")
+)
+
+
+class _Piece(NamedTuple):
+    ts_ns: int
+    first_ns: int
+    recv_ns: int
+    cookie: int
+    tid: int
+    tgid: int
+    seq: int
+    size: int
+    last: int
+    lport: int
+    rport: int
+    pad: int
 
 
 @dataclass
@@ -86,25 +104,26 @@ class HeadAssembler:
             if len(blob) < _PIECE.size:
                 self.lost += 1
                 continue
-            ts_ns, first_ns, recv_ns, cookie, tid, tgid, seq, size, last, lport, rport, _ = _PIECE.unpack_from(blob)
-            key = (cookie, seq)
+            piece = _Piece(*_PIECE.unpack_from(blob))
+            key = (piece.cookie, piece.seq)
             head = self._open.get(key)
-            if head is not None and head.first_ns != first_ns:
+            if head is not None and head.first_ns != piece.first_ns:
                 self._drop(key)
                 head = None
             if head is None:
-                head = self._open[key] = _Open(first_ns, recv_ns)
+                head = self._open[key] = _Open(piece.first_ns, piece.recv_ns)
             if not head.given_up:
-                head.text += blob[_PIECE.size : _PIECE.size + size]
-                self._bytes += len(blob[_PIECE.size : _PIECE.size + size])
+                text = blob[_PIECE.size : _PIECE.size + piece.size]
+                head.text += text
+                self._bytes += len(text)
             too_long = len(head.text) > _MAX_HEAD
-            if not head.given_up and (last or too_long):
-                out.append(self._parse(head, ts_ns, cookie, tid, tgid, seq, lport, rport))
+            if not head.given_up and (piece.last or too_long):
+                out.append(self._parse(head, piece))
                 self._bytes -= len(head.text)
                 head.text.clear()
                 head.given_up = too_long
                 self.lost += too_long
-            if last:
+            if piece.last:
                 del self._open[key]
             while len(self._open) > _MAX_OPEN or self._bytes > _MAX_BYTES:
                 self._drop(next(iter(self._open)))
@@ -115,9 +134,7 @@ class HeadAssembler:
         self._bytes -= len(head.text)
         self.lost += not head.given_up
 
-    def _parse(
-        self, head: _Open, ts_ns: int, cookie: int, tid: int, tgid: int, seq: int, lport: int, rport: int
-    ) -> HttpHead:
+    def _parse(self, head: _Open, piece: _Piece) -> HttpHead:
         got = _Collected(self._allowed)
         parser = httptools.HttpRequestParser(got)
         try:
@@ -126,20 +143,21 @@ class HeadAssembler:
             pass
         except httptools.HttpParserError:
             got.done = False
-        # Where the first piece was lost, the text may begin anywhere: within a token or a cookie, for one.
         method = parser.get_method() if got.done else bytes(head.text[:16]).split(b" ", 1)[0]
+        if not got.done and method not in _METHODS:
+            method = b""  # where the first piece was lost, the text may begin within a token or a cookie
         # Two traceparents are as good as none.
         parent = traceparent.parse(got.traceparents[0]) if len(got.traceparents) == 1 else None
         return HttpHead(
-            ts_ns=ts_ns,
+            ts_ns=piece.ts_ns,
             first_ns=head.first_ns,
-            tid=tid,
-            tgid=tgid,
-            cookie=cookie,
-            seq=seq,
-            lport=lport,
-            rport=rport,
-            method=method.decode("latin-1") if method in _METHODS else "",
+            tid=piece.tid,
+            tgid=piece.tgid,
+            cookie=piece.cookie,
+            seq=piece.seq,
+            lport=piece.lport,
+            rport=piece.rport,
+            method=method.decode("latin-1"),
             route=route_of(got.url) if got.done else "",
             content_length=got.length,
             traceparent=got.traceparents[0].strip(" \t")[:128] if parent else "",

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
-from whyspan_probes.schema import EVENT, EventType, Schema
+from whyspan_probes.schema import EVENT, HEAD_FIELDS, EventType, Schema
 
 from whyspan.errors import RecordingError
 from whyspan.model import Batch, Fact, HttpHead
@@ -179,6 +179,10 @@ def _dtype(t: _Type) -> np.dtype[Any]:
     for _, fmt, _ in t.fields:
         if not _FORMAT.fullmatch(fmt):  # a file must not be able to ask for Python objects
             raise ValueError(f"field format {fmt!r}")
+    common: Any = EVENT.fields
+    for name in HEAD_FIELDS:
+        if (name, common[name][0].str, common[name][1]) not in t.fields:
+            raise ValueError(f"event {t.name}: no field {name}")
     spec: Any = {
         "names": [f[0] for f in t.fields],
         "formats": [f[1] for f in t.fields],

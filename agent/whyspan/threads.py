@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 from whyspan_probes.schema import Events, Schema
@@ -12,13 +13,18 @@ from whyspan.index import ChunkIndex, index_of, joined
 from whyspan.timeline import Layout, ThreadTimeline
 
 
+#: Events this long before a window are part of it: what woke, fed or delayed its first steps.
+NEAR_NS: Final = 200_000_000
+
+
 class Timelines:
     """The threads of a window, decoded as they are asked for.
 
     Args:
         schema: Names and layouts of the events.
-        chunks: Successive EVENT arrays, each sorted by time, that overlap the window. Rows outside the
-            window are used as context. The arrays are indexed once and must not change.
+        chunks: Successive EVENT arrays, each sorted by time, up to the window's end. Those that end more than
+            NEAR_NS before its start are looked into only for what a thread did last before it. The arrays are
+            indexed once and must not change.
         start_ns: Start of the interval to be explained, CLOCK_MONOTONIC.
         end_ns: Its end.
         facts: What is known of processes and descriptors.
@@ -31,8 +37,13 @@ class Timelines:
         self.start_ns = start_ns
         self.end_ns = end_ns
         self.facts = facts
-        self._arrays = [c for c in chunks if len(c)]  # keeps them alive: an index only refers to its array
+        arrays = [c for c in chunks if len(c)]
+        first = next((i for i, c in enumerate(arrays) if int(c["ts_ns"][-1]) >= start_ns - NEAR_NS), len(arrays))
+        # Kept: an index only refers to its array.
+        self._arrays, self._older = arrays[first:], arrays[:first][::-1]
         self._chunks: list[ChunkIndex] = [index_of(c, schema) for c in self._arrays]
+        #: What others derive from these timelines and share between requests, by its class.
+        self.memo: dict[type, Any] = {}
         self._layout = Layout(schema)
         self._fd_kind = schema.kind("fd_block")
         self._threads: dict[int, ThreadTimeline] = {}
@@ -51,8 +62,25 @@ class Timelines:
         """Return every event whose subject is the thread, in time order, undecoded."""
         rows = self._rows.get(tid)
         if rows is None:
-            rows = self._rows[tid] = joined([c.rows(tid) for c in self._chunks])
+            rows = joined([c.rows(tid) for c in self._chunks])
+            rows = self._rows[tid] = joined([*self._before(tid, rows), rows])
         return rows
+
+    def _before(self, tid: int, rows: Events) -> list[Events]:
+        """The thread's rows in the youngest older chunk with a switch of it, if it has none before the window."""
+        out, into, _ = self._layout.kinds
+        kind = rows["kind"]
+        known = rows["ts_ns"][(kind == out) | (kind == into)]
+        if len(known) and int(known[0]) <= self.start_ns:
+            return []
+        found: list[Events] = []
+        for chunk in self._older:
+            part = index_of(chunk, self.schema).rows(tid)
+            if len(part):
+                found.insert(0, part)
+                if ((part["kind"] == out) | (part["kind"] == into)).any():
+                    break
+        return found
 
     def rows_of(self, tid: int, name: str) -> Events:
         """Return the thread's events of one kind with their own layout, in time order."""

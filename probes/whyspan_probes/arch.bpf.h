@@ -8,7 +8,7 @@
 struct whyspan_call {
 	__s32 nr; /* >= 0 system call; -1 page fault; -2 not applicable */
 	__u32 _pad;
-	__u64 arg[3];
+	__u64 arg[4];
 };
 
 #if defined(__TARGET_ARCH_x86)
@@ -48,24 +48,29 @@ struct whyspan_call {
 #error "unsupported architecture"
 #endif
 
-/* Read the system call that `task` is in from its saved registers. Sound only for a task inside the kernel. */
+/*
+ * Read the system call that `task` is in from its saved registers. Sound only for a task inside the kernel. `task`
+ * must be a pointer that the verifier trusts: its fields are then plain loads, a tenth of the cost of a probe read.
+ */
 static __always_inline void whyspan_read_call(struct task_struct *task, struct whyspan_call *call)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
 
 #if defined(__TARGET_ARCH_x86)
-	if (BPF_CORE_READ(task, thread_info.status) & TS_COMPAT) {
+	if (task->thread_info.status & TS_COMPAT) {
 		call->nr = -2;
 		return;
 	}
-	call->nr = (__s32)BPF_CORE_READ(regs, orig_ax);
-	call->arg[0] = BPF_CORE_READ(regs, di);
-	call->arg[1] = BPF_CORE_READ(regs, si);
-	call->arg[2] = BPF_CORE_READ(regs, dx);
+	call->nr = (__s32)regs->orig_ax;
+	call->arg[0] = regs->di;
+	call->arg[1] = regs->si;
+	call->arg[2] = regs->dx;
+	call->arg[3] = regs->r10;
 #else
-	call->nr = BPF_CORE_READ(regs, syscallno);
-	call->arg[0] = BPF_CORE_READ(regs, orig_x0);
-	call->arg[1] = BPF_CORE_READ(regs, regs[1]);
-	call->arg[2] = BPF_CORE_READ(regs, regs[2]);
+	call->nr = regs->syscallno;
+	call->arg[0] = regs->orig_x0;
+	call->arg[1] = regs->regs[1];
+	call->arg[2] = regs->regs[2];
+	call->arg[3] = regs->regs[3];
 #endif
 }

@@ -29,12 +29,9 @@ struct fd_block {
 };
 WHYSPAN_EVENT(fd_block);
 
-/* The descriptor that the call names, or -1. */
-static __always_inline __s32 fd_of(const struct whyspan_call *call)
+static __always_inline bool names_fd(__s32 nr)
 {
-	__s32 fd = -1;
-
-	switch (call->nr) {
+	switch (nr) {
 	case NR_READ:
 	case NR_WRITE:
 	case NR_PREAD64:
@@ -47,14 +44,22 @@ static __always_inline __s32 fd_of(const struct whyspan_call *call)
 	case NR_RECVMSG:
 	case NR_FSYNC:
 	case NR_FDATASYNC:
-		return call->arg[0];
-	case NR_POLL:
-		if (cfg.poll && call->arg[1])
-			bpf_probe_read_user(&fd, sizeof(fd), (void *)call->arg[0]);
-		return fd;
+		return true;
 	default:
-		return -1;
+		return nr == NR_POLL && cfg.poll;
 	}
+}
+
+/* The descriptor that the call names, or -1. */
+static __always_inline __s32 fd_of(const struct whyspan_call *call)
+{
+	__s32 fd = -1;
+
+	if (call->nr != NR_POLL)
+		return call->arg[0];
+	if (call->arg[1])
+		bpf_probe_read_user(&fd, sizeof(fd), (void *)call->arg[0]);
+	return fd;
 }
 
 static __always_inline int on_switch(struct task_struct *prev, __u32 prev_state)
@@ -66,11 +71,13 @@ static __always_inline int on_switch(struct task_struct *prev, __u32 prev_state)
 	struct file *file;
 	__s32 fd;
 
-	if (!(prev_state & 0x3) || (prev_state & 0xc) || !whyspan_is_watched(tgid))
+	if (!(prev_state & 0x3) || (prev_state & 0xc) ||
+	    (prev->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
 		return 0;
-	if (prev->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER))
-		return 0;
+	/* Registers are nearer than the hash of watched processes, and most blocks are on no descriptor. */
 	whyspan_read_call(prev, &call);
+	if (!names_fd(call.nr) || !whyspan_is_watched(tgid))
+		return 0;
 	fd = fd_of(&call);
 	if (fd < 0)
 		return 0;

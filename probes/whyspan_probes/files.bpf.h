@@ -64,6 +64,14 @@ static __always_inline struct sock *whyspan_sock_of(struct file *file)
 	return BPF_CORE_READ(socket, sk);
 }
 
+/* A socket's cookie is made when somebody first asks for it; before, its address stands in. */
+static __always_inline __u64 whyspan_cookie(const struct sock *sk)
+{
+	__u64 cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+
+	return cookie ? cookie : whyspan_key(sk);
+}
+
 static __always_inline void whyspan_describe_file(struct file *file, struct whyspan_file *out)
 {
 	__u16 mode = BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT;
@@ -93,7 +101,7 @@ static __always_inline void whyspan_describe_file(struct file *file, struct whys
 		sk = whyspan_sock_of(file);
 		out->key = BPF_CORE_READ(sk, __sk_common.skc_family) == 1 ?
 				   whyspan_key(sk) :
-				   (__u64)BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+				   whyspan_cookie(sk);
 		out->lport = BPF_CORE_READ(sk, __sk_common.skc_num);
 		out->rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
 		break;

@@ -52,6 +52,17 @@ const char length_name[16] = LENGTH_NAME;
 const char coding_name[32] = CODING_NAME;
 const char chunked_name[8] = CHUNKED_NAME;
 
+#define FOUR(a, b, c, d) ((__u32)(a) | (__u32)(b) << 8 | (__u32)(c) << 16 | (__u32)(d) << 24)
+
+/* Whether these bytes, little-endian, are the start of a method, as far as the mask goes. */
+static __always_inline bool http_is_method(__u32 word, __u32 mask)
+{
+	return !((word ^ FOUR('G', 'E', 'T', ' ')) & mask) || !((word ^ FOUR('P', 'U', 'T', ' ')) & mask) ||
+	       !((word ^ FOUR('P', 'O', 'S', 'T')) & mask) || !((word ^ FOUR('H', 'E', 'A', 'D')) & mask) ||
+	       !((word ^ FOUR('P', 'A', 'T', 'C')) & mask) || !((word ^ FOUR('D', 'E', 'L', 'E')) & mask) ||
+	       !((word ^ FOUR('O', 'P', 'T', 'I')) & mask);
+}
+
 static __always_inline void http_begin(struct http_side *s)
 {
 	s->length = 0;
@@ -82,6 +93,11 @@ static __always_inline enum http_step http_head_byte(struct http_side *s, __u8 c
 	if (c == '\r')
 		return STEP_NONE;
 	if (!s->line) {
+		if (s->column < 4) { /* `length` is free until there are headers */
+			s->length |= (__u64)c << (8 * s->column);
+			if (s->column == 3 && s->length != FOUR('H', 'T', 'T', 'P') && !http_is_method(s->length, ~0u))
+				return STEP_BROKEN;
+		}
 		/* "HTTP/1.1 200": the status stands in columns 9 to 11 */
 		if (s->column >= 9 && s->column <= 11 && c >= '0' && c <= '9')
 			s->status = s->status * 10 + (c - '0');

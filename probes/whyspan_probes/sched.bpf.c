@@ -154,11 +154,11 @@ static __always_inline void name_once(struct task_struct *task, __u64 now)
 
 static __always_inline __u64 throttled_time(struct task_struct *task)
 {
-	struct cfs_rq___self_time *rq = (void *)BPF_CORE_READ(task, se.cfs_rq);
+	struct cfs_rq___self_time *rq = (void *)task->se.cfs_rq;
 
 	if (!bpf_core_field_exists(rq->throttled_clock_self_time))
 		return 0;
-	return BPF_CORE_READ(rq, throttled_clock_self_time);
+	return rq->throttled_clock_self_time;
 }
 
 static __always_inline bool is_throttled(struct task_struct *task)
@@ -166,8 +166,8 @@ static __always_inline bool is_throttled(struct task_struct *task)
 	struct task_struct___throttled *t = (void *)task;
 
 	if (bpf_core_field_exists(t->throttled))
-		return BPF_CORE_READ(t, throttled);
-	return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
+		return t->throttled;
+	return task->se.cfs_rq->throttle_count > 0;
 }
 
 static __always_inline int on_switch(bool preempt, struct task_struct *prev, struct task_struct *next, __u32 prev_state)
@@ -266,7 +266,7 @@ int BPF_PROG(sched_waking_tp, struct task_struct *p)
 	e->waker_tgid = waker->tgid;
 	e->waker_nr = call.nr;
 	e->softirq_vec = vec ? vec - 1 : 0;
-	e->target_cpu = BPF_CORE_READ(p, wake_cpu);
+	e->target_cpu = p->wake_cpu;
 	e->flags = waker->flags;
 	e->_pad = 0;
 	whyspan_submit(e);

@@ -146,20 +146,25 @@ struct {
 	__type(value, struct conn);
 } sockets_conns SEC(".maps");
 
-/* Local ports on which a request was seen: only their sockets' arrivals are noted. */
+/* Local ports on which a request was seen, one bit each: only their sockets' arrivals are noted. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 256);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1024);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, __u64);
 } sockets_ports SEC(".maps");
 
-/* When data reached a socket that nobody has read from since, by cookie. */
+struct arrival {
+	__u64 first_ns;
+	__u64 last_ns;
+};
+
+/* When data reached a socket that nobody has read from since, by the socket's key. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
 	__type(key, __u64);
-	__type(value, __u64);
+	__type(value, struct arrival);
 } sockets_arrivals SEC(".maps");
 
 /* One operation under examination; too large for the stack. */
@@ -167,7 +172,8 @@ struct scan {
 	struct http_piece piece; /* with text[] after it: one contiguous output */
 	char text[WINDOW];
 	__u64 now;
-	__u64 arrived; /* when the operation's first byte reached the socket */
+	__u64 first_arrival; /* when the operation's first byte reached the socket */
+	__u64 last_arrival; /* when its last bytes did, at the latest */
 	__u64 iov; /* user address of the next iovec */
 	__u64 iov_left;
 	__u64 base; /* of the current user buffer */
@@ -365,7 +371,7 @@ static long request_step(__u32 i, struct walk *w)
 			return 1;
 		}
 		http_begin(&c->in);
-		c->head_first_ns = s->arrived;
+		c->head_first_ns = s->pos ? s->last_arrival : s->first_arrival;
 		c->head_recv_ns = s->now;
 		/* A head's text starts at a window's start, so that pieces are contiguous. */
 		if (s->window_at != s->pos && !fill_window(s, WINDOW)) {
@@ -537,31 +543,30 @@ static __always_inline bool find_buffers(struct scan *s)
 	}
 }
 
-#define FOUR(a, b, c, d) ((__u32)(a) | (__u32)(b) << 8 | (__u32)(c) << 16 | (__u32)(d) << 24)
-
 static __always_inline bool begins_with_method(struct scan *s)
 {
-	__u64 word = 0;
+	__u32 word = 0, mask = ~0u;
+	__u64 bytes;
 
-	if (!seek_buffer(s) || bpf_probe_read_user(&word, sizeof(word), (void *)s->base))
+	for (int i = 0; i < 4 && !s->base_bytes; i++) /* the first buffers may be empty */
+		if (!seek_buffer(s))
+			return false;
+	bytes = s->base_bytes < s->end ? s->base_bytes : s->end;
+	if (bytes > sizeof(word))
+		bytes = sizeof(word);
+	barrier_var(bytes);
+	if (!bytes || bytes > sizeof(word) || bpf_probe_read_user(&word, bytes, (void *)s->base))
 		return false;
-	switch ((__u32)word) { /* little-endian */
-	case FOUR('G', 'E', 'T', ' '):
-	case FOUR('P', 'U', 'T', ' '):
-	case FOUR('P', 'O', 'S', 'T'):
-	case FOUR('H', 'E', 'A', 'D'):
-	case FOUR('P', 'A', 'T', 'C'):
-	case FOUR('D', 'E', 'L', 'E'):
-	case FOUR('O', 'P', 'T', 'I'):
-		return true;
-	default:
-		return false;
-	}
+	if (bytes < sizeof(word)) /* the start of a method will do: http_head_byte() looks at the rest */
+		mask = (1u << (8 * bytes)) - 1;
+	return http_is_method(word, mask);
 }
 
 struct op {
 	__u64 key;
 	__u64 peer;
+	__u64 sock_key; /* of an internet socket, beside its cookie */
+	__u64 inode; /* of a unix socket */
 	__u64 offset;
 	__u32 bytes;
 	__u32 family;
@@ -602,35 +607,55 @@ static __always_inline void begin_scan(struct scan *s, const struct op *op, __u6
 	s->piece._pad = 0;
 }
 
-static __always_inline __u64 take_arrival(__u64 cookie, __u64 now)
+static __always_inline void serve_port(__u16 port)
 {
-	__u64 *arrived = bpf_map_lookup_elem(&sockets_arrivals, &cookie), ts_ns;
+	__u32 word = port >> 6;
+	__u64 *ports = bpf_map_lookup_elem(&sockets_ports, &word);
 
-	if (!arrived)
-		return now;
-	ts_ns = *arrived;
-	bpf_map_delete_elem(&sockets_arrivals, &cookie);
-	return ts_ns < now ? ts_ns : now;
+	if (ports)
+		__sync_fetch_and_or(ports, 1ull << (port & 63));
+}
+
+static __always_inline bool is_served(__u16 port)
+{
+	__u32 word = port >> 6;
+	__u64 *ports = bpf_map_lookup_elem(&sockets_ports, &word);
+	__u64 bits = ports ? *ports : 0;
+
+	return bits & (1ull << (port & 63));
+}
+
+static __always_inline void take_arrival(struct scan *s, __u64 sock_key)
+{
+	struct arrival *arrival = bpf_map_lookup_elem(&sockets_arrivals, &sock_key);
+
+	s->first_arrival = s->last_arrival = s->now;
+	if (!arrival)
+		return;
+	if (arrival->first_ns < s->now)
+		s->first_arrival = arrival->first_ns;
+	if (arrival->last_ns < s->now)
+		s->last_arrival = arrival->last_ns;
+	bpf_map_delete_elem(&sockets_arrivals, &sock_key);
 }
 
 static __always_inline void http_recv(const struct op *op, struct conn *c, __u64 now, __u64 id)
 {
 	struct scan *s = the_scan();
 	struct walk w = { .scan = s, .conn = c };
-	__u32 port = op->lport;
 	bool readable;
 
 	if (!s)
 		return;
 	begin_scan(s, op, now, id);
-	s->arrived = take_arrival(op->key, now);
+	take_arrival(s, op->sock_key);
 	readable = find_buffers(s);
 	if (!c || c->in.state == HTTP_FOREIGN) {
 		struct conn fresh = {};
 
 		if (!readable || !begins_with_method(s))
 			return;
-		bpf_map_update_elem(&sockets_ports, &port, &port, BPF_ANY);
+		serve_port(op->lport);
 		if (c) {
 			fresh.in_seq = fresh.out_seq = c->in_seq + 1; /* never reuse a number of this connection */
 		}
@@ -642,11 +667,46 @@ static __always_inline void http_recv(const struct op *op, struct conn *c, __u64
 	}
 	bpf_loop(MAX_STEPS, request_step, &w, 0);
 	if (s->pos < s->end || s->broken) {
-		emit_lost(s, c, 1);
+		if (c->in_seq || c->in.head_bytes > 4) /* else it never was HTTP */
+			emit_lost(s, c, 1);
 		c->in.state = HTTP_FOREIGN;
 	} else if (c->in.state == HTTP_HEAD) {
 		emit_piece(s, c, 0);
 	}
+}
+
+/*
+ * The usual send of a stream is one whole chunk: its size line, its data, its CRLF. True when this was one, read
+ * from 16 bytes of it; the general walk over every line of framing costs three times as much.
+ */
+static __always_inline bool whole_chunk(struct scan *s, struct conn *c)
+{
+	__u32 size = 0, digits = 0, i;
+	char text[8] = {};
+
+	if (c->out.state != HTTP_CHUNK_SIZE || c->out.length || s->end < 16 || !seek_buffer(s) || s->base_bytes < 8 ||
+	    bpf_probe_read_user(text, sizeof(text), (void *)s->base))
+		return false;
+	for (i = 0; i < 6; i++) {
+		__u8 ch = text[i], lower = ch | 0x20;
+
+		if (ch == '\r')
+			break;
+		if (ch >= '0' && ch <= '9')
+			size = size * 16 + (ch - '0');
+		else if (lower >= 'a' && lower <= 'f')
+			size = size * 16 + (lower - 'a' + 10);
+		else
+			return false;
+		digits++;
+	}
+	if (!digits || digits == 6 || !size || s->end != digits + 2 + size + 2)
+		return false;
+	if (!c->body_first_ns)
+		c->body_first_ns = s->now;
+	s->body_bytes = size;
+	s->pos = s->end;
+	return true;
 }
 
 static __always_inline void http_send(const struct op *op, struct conn *c, __u64 now, __u64 id)
@@ -658,7 +718,8 @@ static __always_inline void http_send(const struct op *op, struct conn *c, __u64
 		return;
 	begin_scan(s, op, now, id);
 	find_buffers(s);
-	bpf_loop(MAX_STEPS, response_step, &w, 0);
+	if (!whole_chunk(s, c))
+		bpf_loop(MAX_STEPS, response_step, &w, 0);
 	if (s->body_bytes) {
 		c->chunks++;
 		c->response_bytes += s->body_bytes;
@@ -671,76 +732,133 @@ static __always_inline void http_send(const struct op *op, struct conn *c, __u64
 	}
 }
 
-static __always_inline int on_data(struct sock *sk, __u64 cookie, int bytes, bool recv)
+/* Positions in a unix socket's streams; the kernel keeps none. An address is soon another socket's: see the inode. */
+struct streams {
+	__u64 inode;
+	__u64 in_bytes;
+	__u64 out_bytes;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, __u64);
+	__type(value, struct streams);
+} sockets_streams SEC(".maps");
+
+static __always_inline void count_stream(struct op *op, bool recv)
 {
-	__u64 id = bpf_get_current_pid_tgid(), now;
-	struct op op = {};
+	struct streams *streams = bpf_map_lookup_elem(&sockets_streams, &op->key);
+
+	if (!streams || streams->inode != op->inode) {
+		struct streams fresh = { .inode = op->inode };
+
+		if (recv)
+			fresh.in_bytes = op->bytes;
+		else
+			fresh.out_bytes = op->bytes;
+		bpf_map_update_elem(&sockets_streams, &op->key, &fresh, BPF_ANY);
+		return;
+	}
+	op->offset = recv ? streams->in_bytes : streams->out_bytes;
+	if (recv)
+		streams->in_bytes += op->bytes;
+	else
+		streams->out_bytes += op->bytes;
+}
+
+static __always_inline int on_data(struct op *op, bool recv)
+{
+	__u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
 	struct conn *c;
 
-	op.family = BPF_CORE_READ(sk, __sk_common.skc_family);
-	if (op.family != AF_UNIX && op.family != AF_INET && op.family != AF_INET6)
+	if (op->family == AF_UNIX)
+		count_stream(op, recv);
+	emit_data(op, recv ? KIND_sock_recv : KIND_sock_send, now, id);
+	if (op->family == AF_UNIX || !cfg.http)
 		return 0;
-	if (BPF_CORE_READ(sk, sk_type) != SOCK_STREAM && op.family != AF_UNIX)
-		return 0;
-	now = bpf_ktime_get_ns();
-	op.bytes = bytes;
-	if (op.family == AF_UNIX) {
-		op.key = whyspan_key(sk);
-		op.peer = whyspan_key(BPF_CORE_READ((struct unix_sock *)sk, peer));
-		c = bpf_map_lookup_elem(&sockets_conns, &op.key);
-		if (!c) {
-			struct conn fresh = {};
-
-			bpf_map_update_elem(&sockets_conns, &op.key, &fresh, BPF_ANY);
-			c = bpf_map_lookup_elem(&sockets_conns, &op.key);
-		}
-		if (c) {
-			op.offset = recv ? c->in_bytes : c->out_bytes;
-			if (recv)
-				c->in_bytes += op.bytes;
-			else
-				c->out_bytes += op.bytes;
-		}
-		emit_data(&op, recv ? KIND_sock_recv : KIND_sock_send, now, id);
-		return 0;
-	}
-	op.key = cookie;
-	op.lport = BPF_CORE_READ(sk, __sk_common.skc_num);
-	op.rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
-	/* TCP's own sequence space: both ends agree on it. */
-	op.offset = (recv ? BPF_CORE_READ((struct tcp_sock *)sk, copied_seq) :
-			    BPF_CORE_READ((struct tcp_sock *)sk, write_seq)) -
-		    op.bytes;
-	op.offset &= 0xffffffff;
-	emit_data(&op, recv ? KIND_sock_recv : KIND_sock_send, now, id);
-	if (!cfg.http)
-		return 0;
-	c = bpf_map_lookup_elem(&sockets_conns, &op.key);
+	c = bpf_map_lookup_elem(&sockets_conns, &op->key);
 	if (recv)
-		http_recv(&op, c, now, id);
+		http_recv(op, c, now, id);
 	else if (c)
-		http_send(&op, c, now, id);
+		http_send(op, c, now, id);
 	return 0;
+}
+
+/* Describe the operation from a socket that the verifier trusts: plain loads. False: of no interest. */
+static __always_inline bool describe(struct sock *sk, int bytes, bool recv, struct op *op)
+{
+	op->family = sk->__sk_common.skc_family;
+	op->bytes = bytes;
+	if (op->family == AF_UNIX) {
+		struct unix_sock *unix_sock = bpf_skc_to_unix_sock(sk);
+
+		if (!unix_sock)
+			return false;
+		op->key = whyspan_key(sk);
+		op->peer = whyspan_key(unix_sock->peer);
+		op->inode = sk->sk_socket->file->f_inode->i_ino;
+		return true;
+	}
+	if (op->family == AF_INET || op->family == AF_INET6) {
+		struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+
+		if (!tcp)
+			return false;
+		op->key = bpf_get_socket_cookie(sk);
+		op->sock_key = whyspan_key(sk);
+		op->lport = sk->__sk_common.skc_num;
+		op->rport = bpf_ntohs(sk->__sk_common.skc_dport);
+		/* TCP's own sequence space: both ends agree on it. */
+		op->offset = (__u32)((recv ? tcp->copied_seq : tcp->write_seq) - op->bytes);
+		return true;
+	}
+	return false;
 }
 
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(sockets_recv_tp, struct sock *sk, int ret, int flags)
 {
-	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	struct op op = {};
 
-	if (!whyspan_is_watched(tgid) || ret <= 0 || (flags & MSG_PEEK))
+	if (ret <= 0 || (flags & MSG_PEEK) || !whyspan_is_watched(bpf_get_current_pid_tgid() >> 32))
 		return 0;
-	return on_data(sk, bpf_get_socket_cookie(sk), ret, true);
+	return describe(sk, ret, true, &op) ? on_data(&op, true) : 0;
 }
 
 SEC("tp_btf/sock_send_length")
 int BPF_PROG(sockets_send_tp, struct sock *sk, int ret, int flags)
 {
-	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	struct op op = {};
 
-	if (!whyspan_is_watched(tgid) || ret <= 0)
+	if (ret <= 0 || !whyspan_is_watched(bpf_get_current_pid_tgid() >> 32))
 		return 0;
-	return on_data(sk, bpf_get_socket_cookie(sk), ret, false);
+	return describe(sk, ret, false, &op) ? on_data(&op, false) : 0;
+}
+
+/* The same from a socket found through a descriptor, which must be read with care. */
+static __always_inline bool describe_untrusted(struct sock *sk, int bytes, bool recv, struct op *op)
+{
+	op->family = BPF_CORE_READ(sk, __sk_common.skc_family);
+	op->bytes = bytes;
+	if (op->family == AF_UNIX) {
+		op->key = whyspan_key(sk);
+		op->peer = whyspan_key(BPF_CORE_READ((struct unix_sock *)sk, peer));
+		op->inode = BPF_CORE_READ(sk, sk_socket, file, f_inode, i_ino);
+		return true;
+	}
+	if ((op->family == AF_INET || op->family == AF_INET6) && BPF_CORE_READ(sk, sk_type) == SOCK_STREAM) {
+		struct tcp_sock *tcp = (struct tcp_sock *)sk;
+
+		op->key = whyspan_cookie(sk);
+		op->sock_key = whyspan_key(sk);
+		op->lport = BPF_CORE_READ(sk, __sk_common.skc_num);
+		op->rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+		op->offset = (__u32)((recv ? BPF_CORE_READ(tcp, copied_seq) : BPF_CORE_READ(tcp, write_seq)) -
+				     op->bytes);
+		return true;
+	}
+	return false;
 }
 
 /* The socket behind a descriptor of the current task, or NULL. */
@@ -755,18 +873,16 @@ static __noinline int on_call_exit(long ret, bool recv)
 {
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	struct whyspan_call call = { .nr = -2 };
+	struct op op = {};
 	struct sock *sk;
-	__u64 cookie;
 
 	if (ret <= 0 || ret > 0x7fffffff || !whyspan_is_watched(tgid))
 		return 0;
 	whyspan_read_call(bpf_get_current_task_btf(), &call);
-	sk = socket_of(call.arg[0]);
-	if (!sk)
+	if ((call.nr == NR_RECVFROM && (call.arg[3] & MSG_PEEK)) || (call.nr == NR_RECVMSG && (call.arg[2] & MSG_PEEK)))
 		return 0;
-	cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
-	/* A cookie is made when first asked for; before, the address stands in for it. */
-	return on_data(sk, cookie ? cookie : whyspan_key(sk), ret, recv);
+	sk = socket_of(call.arg[0]);
+	return sk && describe_untrusted(sk, ret, recv, &op) ? on_data(&op, recv) : 0;
 }
 
 #define CALL_EXIT(call, recv)                                                                                \
@@ -820,36 +936,39 @@ static __always_inline int on_state(const struct sock *sk, __u64 cookie, int old
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(sockets_state_tp, struct sock *sk, int old_state, int new_state)
 {
-	__u64 cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+	if ((new_state == TCP_CLOSE || new_state == TCP_ESTABLISHED) && is_served(sk->__sk_common.skc_num)) {
+		__u64 key = whyspan_key(sk);
 
-	return on_state(sk, cookie ? cookie : whyspan_key(sk), old_state, new_state, 0);
+		bpf_map_delete_elem(&sockets_arrivals, &key); /* left by another socket at this address */
+	}
+	return on_state(sk, whyspan_cookie(sk), old_state, new_state, 0);
 }
 
 /* In a soft interrupt, for every socket of the host: sockets of other ports leave at the first look-up. */
 SEC("tp_btf/sk_data_ready")
 int BPF_PROG(sockets_arrival_tp, struct sock *sk)
 {
-	__u16 family = BPF_CORE_READ(sk, __sk_common.skc_family);
-	__u32 port = BPF_CORE_READ(sk, __sk_common.skc_num), *known;
-	__u64 cookie, now;
+	__u16 family = sk->__sk_common.skc_family;
+	struct arrival *known, fresh;
+	__u64 key;
 
-	if (family != AF_INET && family != AF_INET6)
+	if ((family != AF_INET && family != AF_INET6) || !is_served(sk->__sk_common.skc_num) ||
+	    sk->__sk_common.skc_state == TCP_LISTEN)
 		return 0;
-	known = bpf_map_lookup_elem(&sockets_ports, &port);
-	if (!known || BPF_CORE_READ(sk, __sk_common.skc_state) == TCP_LISTEN)
-		return 0;
-	cookie = bpf_get_socket_cookie(sk);
-	now = bpf_ktime_get_ns();
-	bpf_map_update_elem(&sockets_arrivals, &cookie, &now, BPF_NOEXIST);
+	key = whyspan_key(sk);
+	fresh.first_ns = fresh.last_ns = bpf_ktime_get_ns();
+	known = bpf_map_lookup_elem(&sockets_arrivals, &key);
+	if (known)
+		known->last_ns = fresh.last_ns;
+	else
+		bpf_map_update_elem(&sockets_arrivals, &key, &fresh, BPF_NOEXIST);
 	return 0;
 }
 
 SEC("tp_btf/tcp_receive_reset")
 int BPF_PROG(sockets_reset_tp, struct sock *sk)
 {
-	__u64 cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
-
-	return on_state(sk, cookie ? cookie : whyspan_key(sk), 0, 0, 1);
+	return on_state(sk, whyspan_cookie(sk), 0, 0, 1);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.bpf.conftest import Spawn, Watch
@@ -66,16 +66,15 @@ def test_a_pinned_hog_is_named_as_who_ran_instead(watch: Watch, spawn: Spawn) ->
     assert name["comm"] == b"hog-under-test"
 
 
-def test_page_faults_are_no_system_call(watch: Watch, spawn: Spawn, disk_dir: object) -> None:
-    path = f"{disk_dir}/mapped"
-    with open(path, "wb") as f:  # noqa: PTH123
-        f.write(np.random.default_rng(1).bytes(8 << 20))
+def test_page_faults_are_no_system_call(watch: Watch, spawn: Spawn, disk_dir: Path) -> None:
+    path = disk_dir / "mapped"
+    path.write_bytes(bytes(range(256)) * (8 << 12))
     w, child = watch("sched"), spawn("faults", path, 37)
     w.watch(child.tgid)
-    child.run()
+    assert child.run()["major_faults"] == 37
     outs = w.rows("sched_switch_out", tid=child.tgid, syscall_nr=-1)
     outs = outs[outs["aux"] & BLOCKED != 0]
-    assert 20 <= len(outs) <= 60  # nearly every page blocks; a fault may also wait for a lock
+    assert 1 <= len(outs) <= 37  # a disk may be quicker than the way to sleep
     assert (outs["aux"] & 2 != 0).all()
     assert (outs["arg0"] == 0).all()
 

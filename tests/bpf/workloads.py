@@ -10,6 +10,7 @@ import ctypes
 import json
 import mmap
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,6 +19,8 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+
+from tests.bpf.scripted import scripted_server
 
 Work = Generator[Any, Any, None]
 
@@ -113,7 +116,10 @@ def faults(path: str, pages: str) -> Work:
     area.madvise(mmap.MADV_RANDOM)
     yield {}
     stride = size // PAGE // int(pages) * PAGE
-    yield {"sum": sum(area[i * stride] for i in range(int(pages)))}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    for i in range(int(pages)):
+        area[i * stride]
+    yield {"major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before}
 
 
 def threads_then_exit(count: str) -> Work:
@@ -209,13 +215,23 @@ def edges(kind: str, count: str) -> Work:
     yield {"failed": failed, "begin_ns": begin_ns, "spans": spans}
 
 
-def numbered_writes(count: str) -> Work:
-    """Write an eventfd *count* times, quickly."""
+def numbered_writes(*counts: str) -> Work:
+    """Write an eventfd as many times as the first count says, then the second, and so on."""
     fd = os.eventfd(0, os.EFD_NONBLOCK)
     datum = (1).to_bytes(8, "little")
     yield {"fd": fd}
-    for _ in range(int(count)):
-        os.write(fd, datum)
+    for count in counts:
+        for _ in range(int(count)):
+            os.write(fd, datum)
+        yield {}
+
+
+def odd_and_even_writes(path: str, count: str) -> Work:
+    """Write 0, 1, 2, ... bytes at a position."""
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    yield {"fd": fd}
+    for size in range(int(count)):
+        os.pwrite(fd, bytes(size), 0)
     yield {}
 
 
@@ -359,12 +375,14 @@ WORKLOADS: dict[str, Callable[..., Work]] = {
         forks,
         edges,
         numbered_writes,
+        odd_and_even_writes,
         blocked_pipe,
         blocked_socket,
         fsyncs,
         direct_writes,
         unix_stream,
         tcp_stream,
+        scripted_server,
     )
 }
 
@@ -373,14 +391,19 @@ def main() -> None:
     """Say each thing that the workload yields; wait for a line before each further step."""
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     work = WORKLOADS[sys.argv[1]](*sys.argv[2:])
-    for said in work:
+    said = next(work)
+    while True:
         os.write(1, json.dumps(said).encode() + b"\n")
         line = b""
         while not line.endswith(b"\n"):
-            data = os.read(0, 1)
+            data = os.read(0, 1 << 16)
             if not data:
-                os._exit(0)
+                os._exit(0)  # not waiting for threads: they are part of what is tested
             line += data
+        try:
+            said = work.send(json.loads(line))
+        except StopIteration:
+            return
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -35,9 +36,14 @@ def long_goes(timelines: Timelines, tid: int, rests: list[int], start_ns: int, e
         end_ns: Its end.
     """
     thread = timelines.thread(tid)
+    rests = rests[max(bisect_right(rests, start_ns) - 1, 0) : bisect_right(rests, end_ns) + 1]
     resting = {t: thread.next_in(t) for t in rests}
     marks = set(rests) | {t for t in resting.values() if t is not None}
     rows = timelines.rows(tid)
+    if rests:
+        first = rests[0] if rests[0] <= start_ns else 0
+        lo, hi = rows["ts_ns"].searchsorted(np.array([first, max(end_ns, rests[-1])], np.uint64))
+        rows = rows[lo : hi + 1]
     kinds = [timelines.schema.kind(n) for n in _ACTIVITY]
     marks.update(rows["ts_ns"][np.isin(rows["kind"], np.array(kinds))].tolist())
     if not len(rows):

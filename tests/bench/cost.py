@@ -1,0 +1,152 @@
+"""What watching costs: CPU of probes and agent against the server's, memory, start-up, and delay of a verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from whyspan_probes.program_stats import StatsWindow
+
+from tests.bench.ports import free_port
+from tests.demo.procs import cpu_ns, python, spawn, stop, wait_http
+
+SERVER_CPU, OTHER_CPU = 1, 0
+_PROGRAMS = ("block_io_", "edges_", "fds_", "sched_", "sockets_")
+_STATS_S = 5.0
+
+CONFIG = """\
+[targets]
+auto = false
+match = [{{ pid = {pid}, service = "bench" }}]
+
+[slo]
+e2e_ms = {e2e_ms}
+
+[run]
+state_dir = "{state}"
+"""
+
+
+def _bpf_ns() -> tuple[int, int]:
+    """Return (run time in ns, runs) of whyspan's programs so far, as counted while statistics are on."""
+    shown = subprocess.run(["bpftool", "prog", "show", "-j"], capture_output=True, check=True).stdout
+    ours = [p for p in json.loads(shown) if p.get("name", "").startswith(_PROGRAMS)]
+    return sum(p.get("run_time_ns", 0) for p in ours), sum(p.get("run_cnt", 0) for p in ours)
+
+
+class Agent:
+    """One ``whyspan run`` with default settings, its start timed."""
+
+    def __init__(self, directory: Path, pid: int, e2e_ms: float) -> None:
+        self.state = directory / "state"
+        shutil.rmtree(self.state, ignore_errors=True)
+        config = directory / "whyspan.toml"
+        config.write_text(CONFIG.format(pid=pid, e2e_ms=e2e_ms, state=self.state))
+        self.log = directory / "agent.log"
+        with self.log.open("wb") as log:
+            began = time.monotonic()
+            self.process = spawn(
+                [str(Path(sys.executable).with_name("whyspan")), "run", "--config", str(config)],
+                OTHER_CPU,
+                deadly=signal.SIGTERM,
+                stdout=log,
+                stderr=log,
+            )
+        while "ready after" not in self.log.read_text():
+            if self.process.poll() is not None or time.monotonic() - began > 30:
+                raise RuntimeError(f"the agent did not start: {self.log.read_text()[-500:]}")
+            time.sleep(0.005)
+        self.start_s = time.monotonic() - began
+
+    def processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def cpu_ns(self) -> int:
+        return sum(cpu_ns(p.pid) for p in self.processes())
+
+    def pss_bytes(self) -> int:
+        return sum(p.memory_full_info().pss for p in self.processes())
+
+
+class Seen:
+    """Notes when new findings appear in the store, by polling it as a reader would."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        self.at: dict[str, float] = {}
+        self._old: frozenset[str] = frozenset()
+        self.poll()
+        self._old = frozenset(self.at)  # no telling when these came
+        self.at.clear()
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        for (trace_id,) in self._db.execute("SELECT trace_id FROM findings"):
+            if trace_id not in self._old:
+                self.at.setdefault(trace_id, now)
+
+
+def run(directory: Path, *, all_slow: bool, rate: float = 50.0, tokens: int = 12, seconds: float = 30.0) -> dict[str, Any]:
+    """Run server, load and agent, and measure for *seconds* after a warm-up.
+
+    Direct cost = (run time of the probes + CPU of all agent processes) / CPU of the server, over the same load. The
+    probes' run time comes from a window of its own, since counting it slows them.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    server = spawn(python("tests.demo.server", "--port", port), SERVER_CPU, stderr=subprocess.DEVNULL)
+    load = agent = None
+    try:
+        wait_http(f"http://127.0.0.1:{port}/healthz", server)
+        truth = directory / "client.jsonl"
+        load = spawn(
+            python("tests.demo.load", "--port", port, "--rate", rate, "--tokens", tokens, "--out", truth), OTHER_CPU
+        )
+        time.sleep(2)
+        agent = Agent(directory, server.pid, 1.0 if all_slow else 0)
+        time.sleep(15)  # a baseline, and past the first measuring window of the governor
+        seen = Seen(agent.state / "whyspan.db")
+        server_0, agent_0, began = cpu_ns(server.pid), agent.cpu_ns(), time.monotonic()
+        while (elapsed := time.monotonic() - began) < seconds:
+            time.sleep(0.05)
+            seen.poll()
+        server_cores = (cpu_ns(server.pid) - server_0) / elapsed / 1e9
+        agent_cores = (agent.cpu_ns() - agent_0) / elapsed / 1e9
+        window = StatsWindow()
+        bpf_0, runs_0, began = *_bpf_ns(), time.monotonic()
+        time.sleep(_STATS_S)
+        bpf_1, runs_1 = _bpf_ns()
+        elapsed = time.monotonic() - began
+        window.close()
+        bpf_cores, hits = (bpf_1 - bpf_0) / elapsed / 1e9, (runs_1 - runs_0) / elapsed
+        pss = agent.pss_bytes()
+    finally:
+        for process in (agent.process if agent else None, load, server):
+            if process:
+                stop(process)
+    ends = {r["trace_id"]: r["end_ns"] / 1e9 for r in map(json.loads, truth.read_text().splitlines())}
+    delays = sorted(at - ends[t] for t, at in seen.at.items() if t in ends and at > ends[t])
+    return {
+        "direct_cost_ratio": (bpf_cores + agent_cores) / server_cores,
+        "server_cores": server_cores,
+        "agent_cores": agent_cores,
+        "bpf_cores": bpf_cores,
+        "probe_hits_per_s": hits,
+        "ns_per_hit": bpf_cores * 1e9 / hits if hits else 0.0,
+        "requests_per_s": rate,
+        "pss_mb": pss / 1e6,
+        "start_s": agent.start_s,
+        "verdict_s": delays[int(len(delays) * 0.99)] if delays else None,
+        "verdict_median_s": statistics.median(delays) if delays else None,
+        "findings": len(seen.at),
+    }

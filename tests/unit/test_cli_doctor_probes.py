@@ -1,0 +1,242 @@
+"""``whyspan doctor`` and ``whyspan probes``: without privilege, without an agent, and for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from whyspan import cli
+from whyspan.cli import doctor
+from whyspan_exporters.records import Status
+from whyspan_exporters.store import Store
+from whyspan_probes import features, libbpf
+from whyspan_probes.errors import LibbpfMissingError, PrivilegeError
+from whyspan_probes.features import Features
+from whyspan_probes.registry import discover
+
+Run = Callable[..., "tuple[int, str, str]"]
+
+NAMES = [f.probe.name for f in discover()]
+FINE = Features("6.12.0", True, "none", "/sys/kernel/tracing", frozenset({"CAP_BPF", "CAP_PERFMON"}))
+BARE = Features("5.10.0-9", False, "confidentiality", "", frozenset())
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run the command line as its entry point does; returns exit status, standard output and error."""
+    monkeypatch.setenv("WHYSPAN_CONFIG", "")
+    monkeypatch.setenv("WHYSPAN_OVERRIDES", json.dumps({"run": {"state_dir": str(tmp_path / "state")}}))
+
+    def call(*args: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(a) for a in args])
+        out, err = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host look like one without capabilities; loading anything fails the test."""
+    monkeypatch.setattr(features, "read_features", lambda: FINE._replace(capabilities=frozenset()))
+    monkeypatch.setattr("whyspan_probes.loader.Session", lambda *_, **__: pytest.fail("tried to load"))
+
+
+def test_doctor_without_privilege(run: Run, unprivileged: None) -> None:
+    status, out, err = run("doctor", "--json")
+    report = json.loads(out)
+    assert (status, err, report["healthy"]) == (1, "", False)
+    assert set(report) == {"healthy", "checks", "probes", "engines"}
+    checks = {c["check"]: c for c in report["checks"]}
+    assert list(checks) == ["kernel", "BTF", "lockdown", "tracefs", "capabilities", "libbpf"]
+    assert all(set(c) == {"check", "ok", "found", "remedy"} for c in report["checks"])
+    assert checks["capabilities"] == {
+        "check": "capabilities",
+        "ok": False,
+        "found": "none",
+        "remedy": "run as root, or grant CAP_BPF and CAP_PERFMON",
+    }
+    assert [n for n, c in checks.items() if not c["ok"]] == ["capabilities"]
+    assert [p["name"] for p in report["probes"]] == NAMES
+    assert {p["state"] for p in report["probes"]} == {"unknown"}
+    for p in report["probes"]:
+        assert "no privilege to load programs" in p["reason"] or "not built" in p["reason"]
+
+
+def test_doctor_in_words(run: Run, unprivileged: None) -> None:
+    status, out, _ = run("doctor")
+    assert status == 1
+    (line,) = (ln for ln in out.splitlines() if ln.startswith("capabilities"))
+    assert line.split()[:3] == ["capabilities", "NO", "none"]
+    assert "grant CAP_BPF and CAP_PERFMON" in line
+    (line,) = (ln for ln in out.splitlines() if ln.startswith("kernel"))
+    assert line.split() == ["kernel", "ok", "6.12.0"]  # what is fine has nothing to do
+    for name in NAMES:
+        assert any(ln.startswith(f"{name} ") and "no privilege" in ln for ln in out.splitlines())
+
+
+def test_doctor_names_every_lack_with_its_remedy(
+    run: Run, unprivileged: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise LibbpfMissingError("no libbpf >= 1.3: set WHYSPAN_LIBBPF")
+
+    monkeypatch.setattr(features, "read_features", lambda: BARE)
+    monkeypatch.setattr(libbpf, "libbpf", missing)
+    monkeypatch.setattr(doctor, "_try_probes", lambda *_, **__: [])
+    report = json.loads(run("doctor", "--json")[1])
+    assert not any(c["ok"] for c in report["checks"])
+    assert all(c["remedy"] for c in report["checks"])
+    assert report["checks"][-1]["remedy"] == "no libbpf >= 1.3: set WHYSPAN_LIBBPF"
+
+
+@pytest.mark.parametrize(("kernel", "ok"), [("5.16.9", False), ("5.17.0-rc1", True), ("6.1.0", True), ("x", False)])
+def test_doctor_knows_the_oldest_kernel(kernel: str, ok: bool) -> None:
+    (check,) = (c for c in doctor._checks(FINE._replace(kernel=kernel)) if c[0] == "kernel")
+    assert check[1] is ok
+
+
+def test_doctor_no_attach_only_looks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "read_features", lambda: FINE)
+    monkeypatch.setattr("whyspan_probes.loader.Session", lambda *_, **__: pytest.fail("tried to load"))
+    report = json.loads(run("doctor", "--no-attach", "--json")[1])
+    assert {p["reason"] for p in report["probes"] if "not built" not in p["reason"]} <= {"not tried"}
+
+
+@pytest.mark.parametrize("error", [PrivilegeError("refused"), PermissionError(1, "refused"), OSError(12, "refused")])
+def test_doctor_when_the_kernel_refuses(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(features, "read_features", lambda: FINE)
+    monkeypatch.setattr("whyspan_probes.loader.Session", refuse)
+    status, out, err = run("doctor", "--json")
+    report = json.loads(out)
+    assert (status, err) == (1, "")
+    assert all("refused" in p["reason"] or "not built" in p["reason"] for p in report["probes"])
+
+
+def test_doctor_finds_servers(run: Run, unprivileged: None) -> None:
+    child = subprocess.Popen(["/opt/bin/llama-server", "300"], executable="/bin/sleep")
+    try:
+        report = json.loads(run("doctor", "--json")[1])
+        assert {"tgid": child.pid, "service": "llama.cpp", "rule": "command line"} in report["engines"]
+        out = run("doctor")[1]
+        assert any(
+            ln.split() == [str(child.pid), "llama.cpp", "command", "line"] for ln in out.splitlines()
+        )
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_doctor_with_a_wrong_configuration(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[targets]\nautomatic = true\n")
+    status, out, err = run("doctor", "--config", path)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "targets.automatic" in err
+
+
+@pytest.mark.bpf
+def test_doctor_really_attaches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not all(f.object_path.exists() for f in discover()):
+        pytest.skip("the probes are not built: run `make build`")
+    status, out, _ = run("doctor", "--json")
+    report = json.loads(out)
+    states = {p["name"]: p["state"] for p in report["probes"]}
+    assert list(states) == NAMES
+    assert states["sched"] in ("attached", "partial")
+    healthy = all(c["ok"] for c in report["checks"]) and set(states.values()) == {"attached"}
+    assert (status, report["healthy"]) == (0 if healthy else 1, healthy)
+    for p in report["probes"]:
+        if p["state"] == "attached":
+            assert all(h["used"] for h in p["hooks"].values())
+        else:
+            assert p["reason"]
+    # Nothing stays attached: no program of ours is held by this process any more.
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and
+            os.path.islink(f"/proc/self/fd/{fd}")]
+    assert not [link for link in held if "bpf" in link]
+
+
+def test_probes_without_a_store(run: Run) -> None:
+    status, out, err = run("probes", "--json")
+    report = json.loads(out)
+    assert (status, err, report["status"]) == (0, "", {})
+    assert [p["name"] for p in report["probes"]] == NAMES
+    for row, found in zip(report["probes"], discover(), strict=True):
+        p = found.probe
+        assert (row["state"], row["hits_per_s"], row["drops"]) == ("not running", 0.0, 0)
+        assert (row["title"], row["cost"], row["joins"], row["needs"]) == (p.title, p.cost, p.joins, p.needs)
+        assert row["events"] == {k: dict(v) for k, v in p.events.items()}
+        assert set(row["hooks"]) == {h.name for h in p.hooks}
+
+
+def test_probes_in_words_with_fields(run: Run) -> None:
+    status, out, _ = run("probes", "--fields")
+    assert status == 0
+    assert out.count("not running") == len(NAMES)
+    flat = " ".join(out.split())
+    for found in discover():
+        for event, fields in found.probe.events.items():
+            assert event in flat
+            for name, text in fields.items():
+                assert f"{name} {' '.join(text.split())}" in flat
+    assert "aux" not in run("probes")[1]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with what a running agent has just said of itself."""
+    path = tmp_path / "s.db"
+    sink = Store(path, max_age_ns=10**18, max_bytes=64 << 20)
+    state = {
+        "name": "sched",
+        "state": "partial",
+        "reason": "an optional hook \x1b[31mis missing",
+        "hooks": {"switch": {"used": ["tp_btf/sched_switch"], "refused": []}},
+        "hits_per_s": 12345.6,
+        "ns_per_hit": 321.4,
+        "core_ratio": 0.00397,
+        "drops": 7654321,
+    }
+    ghost = {"name": "no_such_probe", "state": "attached"}
+    report = {"probes": [state, ghost, "junk"], "bpf_core_ratio": 0.0123, "target_cores": 1.5, "events": 1234567}
+    sink.emit([Status("i", report)])
+    assert sink.flush() == ""
+    sink.close()
+    return path
+
+
+def test_probes_of_a_running_agent(run: Run, store: Path) -> None:
+    status, out, _ = run("probes", "--store", store, "--json")
+    report = json.loads(out)
+    rows = {r["name"]: r for r in report["probes"]}
+    assert status == 0
+    assert list(rows) == NAMES
+    assert (rows["sched"]["state"], rows["sched"]["drops"]) == ("partial", 7654321)
+    assert rows["sockets"]["state"] == "not running"
+    assert report["status"]["events"] == 1234567
+    out = run("probes", "--store", store)[1]
+    (line,) = (ln for ln in out.splitlines() if ln.startswith("sched "))
+    assert "partial: an optional hook \\x1b[31mis missing" in line
+    assert line.split()[-5:] == ["tp_btf/sched_switch", "12,346", "321", "0.397", "7,654,321"]
+    assert "\x1b" not in out
+    assert "probes 1.23% and collector 0.00% of a core" in " ".join(out.split())
+    assert "1,234,567 events since the start" in out
+
+
+def test_probes_with_a_store_that_is_none(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_bytes(b"not a database" * 100)
+    status, out, _ = run("probes", "--store", tmp_path / "x.db")
+    assert status == 0
+    assert "not running" in out

@@ -1,0 +1,336 @@
+"""The core as a whole: batches in, findings out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from whyspan import slices
+from whyspan.baseline import Baseline
+from whyspan.config import Objectives
+from whyspan.engine import Engine, Settings
+from whyspan.model import Batch, Finding, Segment
+
+from tests.unit.lossy import lossy_events
+from tests.unit.timeline import COOKIE, EPOLL_WAIT, FSYNC, HOG, LOOP, MS, NANOSLEEP, WORKER, D, ns
+from tests.unit.wire import SCHEMA, Wire, assert_tiles
+
+S = 1000.0
+
+
+def engine(e2e_ms: float = 100, baseline: Baseline | None = None, **over: Any) -> Engine:
+    limits = Objectives(e2e_ms=e2e_ms)
+    return Engine(SCHEMA, Settings(objectives=lambda _: limits, instance="i", **over), baseline)
+
+
+def run(e: Engine, batches: Iterable[Batch]) -> list[Finding]:
+    return [f for b in batches for f in e.feed(b)]
+
+
+def ordinary_then_slow() -> Wire:
+    """Sixty requests of 20 ms, five a second, and one of 300 ms that a hog held up."""
+    w = Wire()
+    for i in range(60):
+        w.served(100 + 200 * i, 20, seq=i)
+    return w.hindered(12_500, 300, seq=60)
+
+
+def every(step_ms: float, until_ms: float) -> list[float]:
+    return [step_ms * (k + 1) for k in range(int(until_ms / step_ms))]
+
+
+def test_an_ordinary_and_a_slow_request() -> None:
+    e = engine(ordinary_per_s=10)
+    found = run(e, ordinary_then_slow().batches(*every(250, 13_500)))
+    assert [f.request.seq for f in found] == list(range(61))
+    for f in found:
+        assert_tiles(f)
+    usual, slow = found[0], found[-1]
+    assert not usual.slow
+    assert (usual.verdict.cause, usual.verdict.sentence, usual.ruled_out) == ("unknown", "", [])
+    assert usual.wall_ns == usual.accounted_ns == 20 * MS
+    assert usual.causes == pytest.approx({"work.cpu": 20})
+    assert slow.slow
+    assert slow.slow_reason == "latency 300 ms over the objective of 100 ms"
+    assert slow.baseline_count == 60
+    assert slow.verdict.cause == "cpu.runqueue"
+    assert slow.verdict.excess_ms == pytest.approx(298, abs=1)
+    assert (slow.verdict.culprit.name, slow.verdict.culprit.tgid) == ("hog", HOG)
+    assert "hog" in slow.verdict.sentence
+    assert slow.accounted_ns == slow.wall_ns == 300 * MS
+    assert {r.cause for r in slow.ruled_out}
+    assert slow.verdict.cause not in {r.cause for r in slow.ruled_out}
+    assert e.counts == {("requests", "svc", "ok"): 61}
+    assert e.open_count() == 0
+
+
+def test_failed_requests_are_explained_without_an_objective() -> None:
+    w = Wire().served(10, 5, seq=0).served(20, 5, seq=1, status=503)
+    e = engine(e2e_ms=0, ordinary_per_s=0)
+    found = run(e, w.batches(250))
+    assert [(f.request.seq, f.request.outcome, f.slow) for f in found] == [(1, "error", False)]
+    assert e.counts["requests", "svc", "error"] == 1
+
+
+def test_only_what_ended_before_the_drain_began_is_explained() -> None:
+    # The rings are read one after the other: what is newer than the drain may be incomplete.
+    w = Wire().hindered(10, 200)
+    (batch,) = w.batches(220)
+    early = Batch(ns(205), batch.events, batch.heads, batch.facts)
+    e = engine()
+    assert e.feed(early) == []
+    assert e.counts == {}
+    (f,) = e.feed(Batch(ns(455), batch.events[:0]))
+    assert f.request.end_ns == ns(210)
+    assert f.verdict.cause == "cpu.runqueue"
+    assert e.feed(Batch(ns(705), batch.events[:0])) == []
+
+
+def test_flush_explains_what_was_still_waiting() -> None:
+    (batch,) = Wire().hindered(10, 200).batches(220)
+    e = engine()
+    assert e.feed(Batch(ns(205), batch.events, batch.heads, batch.facts)) == []
+    assert [f.request.end_ns for f in e.flush(ns(205))] == [ns(210)]
+    assert e.flush(ns(205)) == []
+
+
+def crowd(order: list[int]) -> list[Batch]:
+    """Sixty slow connections in one batch, that end in the given order, ever later and longer."""
+    w = Wire()
+    for k, cookie in enumerate(order):
+        w.ask(0, cookie=cookie).done(200 + k, cookie=cookie)
+    return w.batches(300)
+
+
+def test_explanations_are_limited_and_the_rest_is_counted() -> None:
+    e = engine(explain_per_s=5)
+    found = run(e, crowd(list(range(60))))
+    assert len(found) == 5
+    assert e.counts["not_explained", "svc", ""] == 55
+    assert e.counts["requests", "svc", "ok"] == 60
+    # The bucket fills with the batches' own clock, at its rate and no higher than a second's worth.
+    for now_s, expected in ((1.3, 5), (1.5, 1), (100, 5)):
+        w = Wire()
+        for cookie in range(20):
+            w.ask(now_s * S - 150, cookie=cookie).done(now_s * S - 1, cookie=cookie)
+        assert len(run(e, w.batches(now_s * S, facts=False))) == expected
+
+
+def test_who_is_explained_depends_on_neither_order_nor_length() -> None:
+    cookies = list(range(60))
+    chosen = set()
+    for seed in range(4):
+        random.Random(seed).shuffle(cookies)
+        found = run(engine(explain_per_s=5), crowd(cookies))
+        chosen.add(frozenset(f.request.cookie for f in found))
+    assert len(chosen) == 1
+    # Over many crowds, early and late ends are chosen alike: neither half has less than a third.
+    late = total = 0
+    for first in range(0, 3000, 60):
+        for f in run(engine(explain_per_s=5), crowd(list(range(first, first + 60)))):
+            total += 1
+            late += f.request.end_ns >= ns(230)
+    assert total == 250
+    assert total / 3 < late < 2 * total / 3
+
+
+def test_one_service_does_not_eat_the_others_explanations() -> None:
+    w = Wire()
+    for cookie in range(40):
+        w.ask(0, cookie=cookie).done(200, cookie=cookie)
+    w.ask(0, cookie=99, tgid=HOG, tid=HOG).done(200, cookie=99, tid=HOG)
+    found = run(engine(explain_per_s=3), w.batches(300))
+    assert sorted(f.request.service for f in found) == ["hog", "svc", "svc", "svc"]
+
+
+def test_ordinary_requests_are_sampled() -> None:
+    w = Wire()
+    for i in range(100):
+        w.served(10 * i + 5, 3, seq=i)
+    found = run(engine(ordinary_per_s=1), w.batches(*every(250, 1000)))
+    # While there is no baseline ten a second are looked at, with a burst of as many.
+    assert 15 <= len(found) <= 20
+    assert not any(f.slow for f in found)
+    assert run(engine(ordinary_per_s=0), w.batches(*every(250, 1000))) == []
+
+
+def test_an_open_request_is_reported_once_past_its_objective() -> None:
+    w = Wire().wake(9.9, LOOP, context=2, vec=3).into(9.95, LOOP).ask(10)
+    w.out(20, LOOP, nr=EPOLL_WAIT).wake(5990, LOOP, context=1).into(5991, LOOP)
+    w.send(6000, LOOP).done(6000).out(6001, LOOP, nr=EPOLL_WAIT)
+    e = engine(e2e_ms=1500)
+    reports: dict[float, list[Finding]] = {}
+    for now_ms, b in zip(every(250, 7000), w.batches(*every(250, 7000)), strict=True):
+        found = e.feed(b)
+        if found:
+            reports[now_ms] = found
+    assert len(reports) == 2
+    (seen_ms, (early,)), (end_ms, (late,)) = reports.items()
+    assert 1510 < seen_ms <= 2600  # it is looked at every second
+    assert (early.request.outcome, early.request.end_ns, early.slow) == ("open", ns(seen_ms), True)
+    assert "still open" in early.slow_reason
+    assert early.request.trace_id == late.request.trace_id
+    assert (end_ms, late.request.outcome, late.wall_ns) == (6000, "ok", 5990 * MS)
+    for f in (early, late):
+        assert_tiles(f)
+        assert f.accounted_ns == f.wall_ns
+    assert e.counts == {("requests", "svc", "ok"): 1}
+
+
+@pytest.mark.parametrize("minutes", [2, 10])
+def test_a_hang_of_minutes_in_one_call_is_that_call(minutes: int) -> None:
+    # Nothing happens for longer than the window: the last thing seen of the thread has left the recorder.
+    last_ms = minutes * 60_000
+    w = Wire().wake(9.9, LOOP, context=2, vec=3).into(9.95, LOOP).ask(10)
+    w.out(20, LOOP, D, nr=FSYNC, arg0=7).add("fd_block", 20, LOOP, aux=1, fd=7, inode=99, syscall_nr=FSYNC)
+    for at in range(1000, last_ms, 1000):  # others go on
+        w.wake(at, WORKER, context=1).into(at + 1, WORKER, cpu=1).out(at + 2, WORKER, nr=NANOSLEEP, cpu=1)
+    w.wake(last_ms, LOOP, context=3).into(last_ms + 1, LOOP).send(last_ms + 9, LOOP).done(last_ms + 10)
+    early, f = run(engine(e2e_ms=1500), w.batches(*every(1000, last_ms + 2000)))
+    assert (early.request.outcome, f.request.outcome) == ("open", "ok")
+    assert_tiles(f)
+    assert f.accounted_ns == f.wall_ns
+    waits = [s for s in f.segments if s.state == "blocked"]
+    assert sum(s.end_ns - s.start_ns for s in waits) == (last_ms - 20) * MS
+    assert all("fsync" in s.detail for s in waits)
+    assert len(waits) > minutes  # it was sliced
+
+
+def test_a_request_that_never_ends_without_objective_is_not_reported() -> None:
+    assert run(engine(e2e_ms=0), Wire().ask(10).batches(*every(1000, 100_000))) == []
+
+
+@pytest.mark.parametrize("end", ["done", "reset", "killed"])
+def test_a_ten_minute_stream_is_explained_in_slices(end: str) -> None:
+    # The window is a minute: what happened before it is gone by the time the request ends.
+    w = Wire().wake(99, LOOP, context=2, vec=3).into(99.5, LOOP).ask(100).status(100.2)
+    w.out(100.5, LOOP, nr=NANOSLEEP)
+    last_ms = 600_000
+    for at in range(250, last_ms, 250):
+        w.wake(at, LOOP, context=1).into(at + 0.5, LOOP).send(at + 5, LOOP)
+        w.out(at + 6, LOOP, nr=NANOSLEEP)
+    if end == "done":
+        w.done(last_ms - 245, first_ms=255, chunks=2400)
+    elif end == "reset":
+        w.state(last_ms - 1.25)
+    else:
+        w.add("sched_exit", last_ms - 1.25, LOOP, aux=1)
+    e = engine(e2e_ms=1000, window_ns=60_000 * MS)
+    found = run(e, w.batches(*every(1000, last_ms + 1000)))
+    early, f = found
+    assert (early.request.outcome, len(found)) == ("open", 2)
+    assert f.request.outcome == {"done": "ok"}.get(end, end)
+    assert_tiles(f)
+    assert f.wall_ns == ns(last_ms - (245 if end == "done" else 1.25)) - ns(100)
+    assert len(f.segments) <= slices.MAX_SEGMENTS
+    # Every slice was explained while its events were there.
+    assert f.accounted_ns > 0.999 * f.wall_ns
+    assert f.causes["work.timer"] == pytest.approx(244.5 * 2399, rel=0.01)
+    assert f.causes["work.cpu"] == pytest.approx(5.5 * 2399, rel=0.05)
+    assert e.open_count() == 0
+
+
+def test_a_stream_that_outlives_the_recorders_bytes_still_tiles() -> None:
+    w = Wire().wake(99, LOOP, context=2, vec=3).into(99.5, LOOP).ask(100).out(101, LOOP, nr=NANOSLEEP)
+    for at in range(110, 60_000, 10):
+        w.wake(at, LOOP, context=1).into(at + 0.1, LOOP).out(at + 2, LOOP, nr=NANOSLEEP)
+    w.done(59_991)
+    e = engine(recorder_bytes=100_000)  # some six seconds of it
+    *_, f = run(e, w.batches(*every(250, 61_000)))
+    assert_tiles(f)
+    assert f.request.outcome == "ok"
+    assert f.accounted_ns > 0.9 * f.wall_ns
+
+
+def segment(start: int, ns_: int, cause: str = "a") -> Segment:
+    return Segment(start_ns=start, end_ns=start + ns_, tgid=1, tid=1, thread="t", state="s", cause=cause)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=400), st.integers(1, 50))
+def test_compaction_keeps_the_tiling_and_the_limit(lengths: list[int], limit: int) -> None:
+    at, whole = 7, []
+    for i, n in enumerate(lengths):
+        whole.append(segment(at, n, f"{i}"))
+        at += n
+    before = msgspec.json.encode(whole)
+    out = slices.compact(whole, limit)
+    assert len(out) <= max(limit, 1)
+    assert (out[0].start_ns, out[-1].end_ns) == (7, at)
+    assert all(a.end_ns == b.start_ns for a, b in zip(out, out[1:], strict=False))
+    assert msgspec.json.encode(whole) == before  # what was given is left alone
+    if len(whole) <= limit:
+        assert out == whole
+
+
+def test_compaction_keeps_the_label_of_the_longer() -> None:
+    assert [s.cause for s in slices.compact([segment(0, 100, "a"), segment(100, 5000, "b")], 1)] == ["b"]
+
+
+def contradictory(draw: st.DrawFn) -> tuple[list[Batch], int]:
+    w = Wire()
+    w.rows = list(draw(lossy_events()).rows)
+    moment = st.integers(-10, 700).map(lambda tenth: tenth / 10)
+    for _ in range(draw(st.integers(0, 8))):
+        ms, cookie, seq = draw(moment), draw(st.sampled_from((COOKIE, 8))), draw(st.integers(0, 1))
+        what = draw(st.sampled_from(("ask", "ask", "status", "done", "state", "exit", "lost")))
+        if what == "ask":
+            w.ask(ms, cookie, seq, first_ns=ns(ms - draw(st.integers(0, 20))))
+        elif what == "status":
+            w.status(ms, 200, cookie, seq)
+        elif what == "done":
+            w.done(ms, draw(st.sampled_from((0, 200, 503))), cookie, seq, first_ms=draw(moment))
+        elif what == "state":
+            w.state(ms, cookie=cookie, aux=draw(st.integers(0, 1)))
+        elif what == "exit":
+            w.add("sched_exit", ms, LOOP, aux=1)
+        else:
+            w.add("http_head_lost", ms, LOOP, aux=draw(st.integers(1, 2)), cookie=cookie)
+    cuts = sorted(draw(st.lists(moment, max_size=4)))
+    batches = w.batches(*cuts, 71, 10_000, 20_000)
+    for b in batches:
+        b.lost = draw(st.dictionaries(st.sampled_from(("sched_wake", "sock_recv")), st.integers(1, 9)))
+    return batches, draw(st.sampled_from((500, 5_000, 1 << 20)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.composite(contradictory)())
+def test_contradictory_batches_never_raise_and_always_tile(drawn: tuple[list[Batch], int]) -> None:
+    batches, recorder_bytes = drawn
+    e = engine(e2e_ms=5, recorder_bytes=recorder_bytes, explain_per_s=100, ordinary_per_s=100)
+    found = run(e, batches)
+    found += e.flush(batches[-1].now_ns)
+    for f in found:
+        assert_tiles(f)
+        assert f.lost_events >= 0
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(f), type=Finding) == f
+    ended = sum(n for (name, _, _), n in e.counts.items() if name == "requests")
+    lost = sum(n for (name, _, label), n in e.counts.items() if label == "lost")
+    finished = [f for f in found if f.request.outcome != "open"]
+    skipped = sum(n for (name, _, _), n in e.counts.items() if name == "not_explained")
+    assert len(finished) + skipped + lost == ended
+
+
+def test_the_same_batches_give_the_same_findings() -> None:
+    def once() -> bytes:
+        e = engine(explain_per_s=5)
+        batches = [*ordinary_then_slow().batches(*every(250, 13_500)), *crowd(list(range(60)))]
+        return msgspec.json.encode(run(e, batches))
+
+    assert once() == once()
+
+
+def test_lost_events_lower_the_confidence_and_are_told() -> None:
+    def verdict(lost: dict[str, int]) -> Finding:
+        batches = ordinary_then_slow().batches(*every(250, 13_500))
+        batches[-4].lost = lost
+        return run(engine(), batches)[-1]
+
+    whole, torn = verdict({}), verdict({"sched_wake": 40, "sock_recv": 2})
+    assert (whole.lost_events, torn.lost_events) == (0, 42)
+    assert torn.verdict.cause == whole.verdict.cause
+    assert torn.verdict.confidence < whole.verdict.confidence

@@ -1,0 +1,211 @@
+"""HTTP on the timelines' language: request heads and response marks, cut into batches."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from whyspan.model import Batch, CgroupFact, FdFact, Finding, HttpHead, ProcessFact, ThreadFact
+from whyspan_probes.schema import EVENT, EventType, Schema
+
+from tests.unit import timeline
+from tests.unit.timeline import COOKIE, EPOLL_WAIT, HOG, LOOP, SERVER, WORKER, EventBuilder, ns
+
+_HEAD = timeline._HEAD
+_MARKS: dict[str, list[tuple[str, str]]] = {
+    "http_response_head": [
+        ("cookie", "<u8"),
+        ("offset", "<u8"),
+        ("seq", "<u4"),
+        ("bytes", "<u4"),
+        ("_pad", "<u8"),
+    ],
+    "http_response_end": [
+        ("cookie", "<u8"),
+        ("first_body_ns", "<u8"),
+        ("chunks", "<u4"),
+        ("response_bytes", "<u4"),
+        ("seq", "<u4"),
+        ("flags", "<u4"),
+    ],
+    "sock_state": [
+        ("cookie", "<u8"),
+        ("old_state", "<u4"),
+        ("new_state", "<u4"),
+        ("lport", "<u2"),
+        ("rport", "<u2"),
+        ("_pad", "<u4"),
+        ("_pad2", "<u8"),
+    ],
+    "http_head_lost": [
+        ("cookie", "<u8"),
+        ("seq", "<u4"),
+        ("bytes", "<u4"),
+        ("lport", "<u2"),
+        ("rport", "<u2"),
+        ("_pad", "<u4"),
+        ("_pad2", "<u8"),
+    ],
+    "sched_exit": [("exit_code", "<u4"), ("_pad", "<u4"), ("comm", "S16"), ("_pad2", "<u8")],
+}
+
+#: The timelines' events under their own kinds, and what requests are made of.
+SCHEMA = Schema(
+    [
+        *timeline.SCHEMA.types.values(),
+        *(
+            EventType(name, kind, np.dtype([*_HEAD, *fields]))
+            for kind, (name, fields) in enumerate(_MARKS.items(), start=100)
+        ),
+    ]
+)
+
+TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
+FACTS = [
+    ProcessFact(SERVER, "server", service="svc", cgroup="/svc/web", cpus_allowed=2),
+    ThreadFact(LOOP, SERVER, "loop"),
+    ThreadFact(WORKER, SERVER, "worker"),
+    ProcessFact(HOG, "hog"),
+]
+
+#: struct http_piece: ts, first, recv, cookie, tid, tgid, seq, bytes, last, lport, rport, pad.
+PIECE = struct.Struct("<QQQQIIIHHHHI")
+
+
+def piece(
+    text: bytes, *, last: bool = True, cookie: int = COOKIE, seq: int = 0, first_ns: int = 100, ts_ns: int = 200
+) -> bytes:
+    """Return a piece of a request head as the blob ring delivers it."""
+    head = PIECE.pack(ts_ns, first_ns, 150, cookie, LOOP, SERVER, seq, len(text), last, 8000, 50000, 0)
+    return head + text
+
+
+def head(ms: float, cookie: int = COOKIE, seq: int = 0, **fields: Any) -> HttpHead:
+    """Return a request head that arrives whole at a moment."""
+    values: dict[str, Any] = {
+        "ts_ns": ns(ms),
+        "first_ns": ns(ms),
+        "recv_ns": ns(ms),
+        "tid": LOOP,
+        "tgid": SERVER,
+        "cookie": cookie,
+        "seq": seq,
+        "lport": 8000,
+        "rport": 50000,
+        "method": "POST",
+        "route": "/v1/completions",
+        "content_length": 0,
+        "traceparent": "",
+        "headers": {},
+    }
+    return HttpHead(**{**values, **fields})
+
+
+class Wire(EventBuilder):
+    """Events and heads of HTTP connections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads: list[HttpHead] = []
+
+    def add(self, name: str, ms: float, tid: int, cpu: int = 0, aux: int = 0, **payload: Any) -> Wire:
+        """Add an event of any kind; payload fields not given are zero."""
+        row = np.zeros(1, SCHEMA.types[name].dtype)
+        row["ts_ns"], row["tid"], row["tgid"] = ns(ms), tid, self.tgid(tid)
+        row["kind"], row["cpu"], row["aux"] = SCHEMA.kind(name), cpu, aux
+        for field, value in payload.items():
+            row[field] = value
+        self.rows.append((ns(ms), row.tobytes()))
+        return self
+
+    def ask(self, ms: float, cookie: int = COOKIE, seq: int = 0, **fields: Any) -> Wire:
+        """A request head has arrived."""
+        self.heads.append(head(ms, cookie, seq, **fields))
+        return self
+
+    def status(
+        self, ms: float, status: int = 200, cookie: int = COOKIE, seq: int = 0, tid: int = LOOP
+    ) -> Wire:
+        """The status line is written."""
+        return self.add("http_response_head", ms, tid, aux=status, cookie=cookie, seq=seq, bytes=90)
+
+    def done(
+        self,
+        ms: float,
+        status: int = 200,
+        cookie: int = COOKIE,
+        seq: int = 0,
+        *,
+        first_ms: float | None = None,
+        tid: int = LOOP,
+        chunks: int = 1,
+        size: int = 10,
+        flags: int = 0,
+    ) -> Wire:
+        """The last byte of the response is written."""
+        return self.add(
+            "http_response_end",
+            ms,
+            tid,
+            aux=status,
+            cookie=cookie,
+            seq=seq,
+            first_body_ns=ns(ms if first_ms is None else first_ms),
+            chunks=chunks,
+            response_bytes=size,
+            flags=flags,
+        )
+
+    def state(self, ms: float, new_state: int = TCP_CLOSE, cookie: int = COOKIE, aux: int = 0) -> Wire:
+        """The connection changes state; ``aux=1`` a reset is received."""
+        return self.add("sock_state", ms, 0, aux=aux, cookie=cookie, new_state=new_state)
+
+    def served(self, ms: float, took_ms: float, cookie: int = COOKIE, seq: int = 0, **end: Any) -> Wire:
+        """The loop wakes for a request, works on it all the time, answers and rests."""
+        self.wake(ms - 0.02, LOOP, context=2, vec=3).into(ms - 0.01, LOOP)
+        self.ask(ms, cookie, seq)
+        last = ms + took_ms
+        self.send(last, LOOP, key=cookie).done(last, cookie=cookie, seq=seq, **end)
+        self.out(last + 0.5, LOOP, nr=EPOLL_WAIT)
+        return self
+
+    def hindered(self, ms: float, took_ms: float, cookie: int = COOKIE, seq: int = 0, **end: Any) -> Wire:
+        """The same, but the hog has the CPU for all but 2 ms of it while the loop is ready to run."""
+        self.wake(ms - 0.02, LOOP, context=2, vec=3).into(ms - 0.01, LOOP)
+        self.ask(ms, cookie, seq)
+        last = ms + took_ms
+        self.out(ms + 1, LOOP, 0, next_tid=HOG, flags=5, nr=-2).into(last - 1, LOOP, HOG)
+        self.send(last, LOOP, key=cookie).done(last, cookie=cookie, seq=seq, **end)
+        self.out(last + 0.5, LOOP, nr=EPOLL_WAIT)
+        return self
+
+    def batches(self, *nows_ms: float, facts: bool = True) -> list[Batch]:
+        """Return batches that were drained at these moments; the first brings the facts."""
+        out: list[Batch] = []
+        events = self.chunk() if self.rows else np.empty(0, EVENT)
+        heads = sorted(self.heads, key=lambda h: h.ts_ns)
+        at = 0
+        for now_ms in nows_ms:
+            end = int(np.searchsorted(events["ts_ns"], ns(now_ms), "right"))
+            now_heads = [h for h in heads if h.ts_ns <= ns(now_ms)]
+            heads = heads[len(now_heads) :]
+            out.append(Batch(ns(now_ms), events[at:end], now_heads))
+            at = end
+        if out and facts:
+            known: list[ProcessFact | ThreadFact | CgroupFact | FdFact] = [*FACTS, *self.facts]
+            out[0].facts = known
+        return out
+
+
+def assert_tiles(finding: Finding) -> None:
+    """Fail unless the finding's segments tile its request to the nanosecond."""
+    at = finding.request.start_ns
+    for s in finding.segments:
+        assert s.start_ns == at < s.end_ns
+        at = s.end_ns
+    assert at == max(finding.request.end_ns, finding.request.start_ns)
+    assert finding.wall_ns == at - finding.request.start_ns
+    assert 0 <= finding.accounted_ns <= finding.wall_ns
+    assert sum(finding.causes.values()) * 1e6 == pytest.approx(finding.wall_ns, rel=1e-9, abs=1)
