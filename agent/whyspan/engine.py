@@ -188,8 +188,9 @@ class Engine:
     ) -> tuple[Classified, Context]:
         chunks = self._recorder.span(start_ns - _MARGIN_NS, end_ns)
         if long is not None and len(long.carried):
-            older = long.carried["ts_ns"] < np.uint64(self._recorder.oldest_ns() or end_ns)
-            chunks.insert(0, long.carried[older])
+            # A thread may have slept through the slices before: what they left of it, up to where events are at hand.
+            first_ns = int(chunks[0]["ts_ns"][0]) if chunks else end_ns
+            chunks.insert(0, long.carried[long.carried["ts_ns"] < np.uint64(first_ns)])
         part = msgspec.structs.replace(
             request, start_ns=start_ns, end_ns=end_ns, end_tid=request.end_tid or request.start_tid
         )

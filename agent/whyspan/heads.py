@@ -41,7 +41,7 @@ class _Piece(NamedTuple):
     last: int
     lport: int
     rport: int
-    pad: int
+    offset: int
 
 
 @dataclass
@@ -50,6 +50,7 @@ class _Open:
     recv_ns: int
     text: bytearray = field(default_factory=bytearray)
     given_up: bool = False  # too long: what is still to come of it is dropped
+    gap: bool = False  # a piece was lost: what stands on both sides of it must not be read as one
 
 
 class _Collected:
@@ -114,6 +115,7 @@ class HeadAssembler:
                 head = self._open[key] = _Open(piece.first_ns, piece.recv_ns)
             if not head.given_up:
                 text = blob[_PIECE.size : _PIECE.size + piece.size]
+                head.gap = head.gap or piece.offset != len(head.text)
                 head.text += text
                 self._bytes += len(text)
             too_long = len(head.text) > _MAX_HEAD
@@ -138,7 +140,7 @@ class HeadAssembler:
         got = _Collected(self._allowed)
         parser = httptools.HttpRequestParser(got)
         try:
-            parser.feed_data(bytes(head.text))
+            parser.feed_data(b"" if head.gap else bytes(head.text))
         except httptools.HttpParserUpgrade:
             pass
         except httptools.HttpParserError:

@@ -11,7 +11,7 @@ from whyspan.text import clean
 
 _CGROUP_V1 = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"))
 _CGROUP_V2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
-_MAX_NAME, _MAX_PATH = 64, 200
+_MAX_NAME, _MAX_PATH = 64, 512
 _MAX_SCANNED_FDS = 20_000
 
 

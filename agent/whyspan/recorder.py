@@ -8,6 +8,9 @@ from whyspan_probes.schema import Events
 
 from whyspan.model import Batch
 
+#: Memory per event: a live batch is a view of whole ring records, header included.
+KEPT_BYTES = 64
+
 
 class Recorder:
     """Keeps whole batches; the oldest go when either bound is passed.
@@ -28,7 +31,7 @@ class Recorder:
         events = batch.events
         if len(events):
             self._chunks.append((int(events["ts_ns"][0]), int(events["ts_ns"][-1]), events))
-            self._bytes += events.nbytes
+            self._bytes += len(events) * KEPT_BYTES
         lost = sum(batch.lost.values())
         if lost:
             self._lost.append((self._last_now_ns, batch.now_ns, lost))
@@ -36,7 +39,7 @@ class Recorder:
         horizon = batch.now_ns - self._window_ns
         while self._chunks and (self._chunks[0][1] < horizon or self._bytes > self._max_bytes):
             _, last, old = self._chunks.popleft()
-            self._bytes -= old.nbytes
+            self._bytes -= len(old) * KEPT_BYTES
             if last >= horizon:
                 self.evicted_events += len(old)
         while self._lost and self._lost[0][1] < horizon:

@@ -12,7 +12,6 @@ from whyspan.facts import Facts
 from whyspan.index import ChunkIndex, index_of, joined
 from whyspan.timeline import Layout, ThreadTimeline
 
-
 #: Events this long before a window are part of it: what woke, fed or delayed its first steps.
 NEAR_NS: Final = 200_000_000
 
@@ -38,7 +37,9 @@ class Timelines:
         self.end_ns = end_ns
         self.facts = facts
         arrays = [c for c in chunks if len(c)]
-        first = next((i for i, c in enumerate(arrays) if int(c["ts_ns"][-1]) >= start_ns - NEAR_NS), len(arrays))
+        first = next(
+            (i for i, c in enumerate(arrays) if int(c["ts_ns"][-1]) >= start_ns - NEAR_NS), len(arrays)
+        )
         # Kept: an index only refers to its array.
         self._arrays, self._older = arrays[first:], arrays[:first][::-1]
         self._chunks: list[ChunkIndex] = [index_of(c, schema) for c in self._arrays]

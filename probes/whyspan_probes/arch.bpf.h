@@ -49,8 +49,9 @@ struct whyspan_call {
 #endif
 
 /*
- * Read the system call that `task` is in from its saved registers. Sound only for a task inside the kernel. `task`
- * must be a pointer that the verifier trusts: its fields are then plain loads, a tenth of the cost of a probe read.
+ * Read the system call that `task` is in from its saved registers. Sound only for a task inside the kernel.
+ * `task` must be a pointer that the verifier trusts: its fields are then plain loads, a tenth of the cost of
+ * a probe read.
  */
 static __always_inline void whyspan_read_call(struct task_struct *task, struct whyspan_call *call)
 {

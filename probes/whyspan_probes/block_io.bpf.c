@@ -2,9 +2,9 @@
 /*
  * block_io: latency of block requests, with device and issuer.
  *
- * Hooks block_rq_issue and block_rq_complete. A request is recorded when a watched process issued it, or when it
- * took longer than a threshold whoever issued it: a busy neighbour on the same disk must be nameable. Write-back
- * is issued by kworkers and shows as theirs. Cost: about 0.2 us per request of the host.
+ * Hooks block_rq_issue and block_rq_complete. A request is recorded when a watched process issued it, or when
+ * it took longer than a threshold whoever issued it: a busy neighbour on the same disk must be nameable.
+ * Write-back is issued by kworkers and shows as theirs. Cost: about 0.2 us per request of the host.
  */
 #include "whyspan.bpf.h"
 

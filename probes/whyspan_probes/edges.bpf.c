@@ -2,9 +2,9 @@
 /*
  * edges: which thread wrote what another read, through an eventfd or a pipe.
  *
- * Hooks the entry and exit of write and writev, and the exit of read and readv, one tracepoint per call: other
- * calls of the host pay 12 ns for it, these 64 ns. Writes are stamped at entry, reads at exit, so that an edge
- * never points backwards. Reads kernel memory only: no data.
+ * Hooks the entry and exit of write and writev, and the exit of read and readv, one tracepoint per call:
+ * other calls of the host pay 12 ns for it, these 64 ns. Writes are stamped at entry, reads at exit, so that
+ * an edge never points backwards. Reads kernel memory only: no data.
  */
 #include "whyspan.bpf.h"
 #include "files.bpf.h"

@@ -100,7 +100,8 @@ static __always_inline int on_switch(struct task_struct *prev, __u32 prev_state)
 }
 
 SEC("tp_btf/sched_switch")
-int BPF_PROG(fds_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+int BPF_PROG(fds_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next,
+	     unsigned int prev_state)
 {
 	return on_switch(prev, prev_state);
 }

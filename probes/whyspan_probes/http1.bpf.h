@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * HTTP/1.1 framing of one direction of a connection, byte by byte, so that heads are copied out and bodies are
- * skipped without being looked at: content-length, chunked, until close (RFC 9112 sections 6 and 7).
+ * HTTP/1.1 framing of one direction of a connection, byte by byte, so that heads are copied out and bodies
+ * are skipped without being looked at: content-length, chunked, until close (RFC 9112 sections 6 and 7).
  */
 #pragma once
 
 enum http_state {
 	HTTP_FOREIGN, /* not HTTP, or its framing was lost: wait for a segment that begins with a method */
-	HTTP_IDLE, /* between messages */
+	HTTP_IDLE,    /* between messages */
 	HTTP_HEAD,
-	HTTP_BODY, /* `left` bytes of it to come */
+	HTTP_BODY,	 /* `left` bytes of it to come */
 	HTTP_CHUNK_SIZE, /* the line with the size of a chunk */
 	HTTP_CHUNK_DATA, /* `left` bytes, then CRLF */
-	HTTP_CHUNK_END, /* the CRLF after a chunk */
-	HTTP_TRAILER, /* lines after the last chunk, to an empty one */
+	HTTP_CHUNK_END,	 /* the CRLF after a chunk */
+	HTTP_TRAILER,	 /* lines after the last chunk, to an empty one */
 	HTTP_UNTIL_CLOSE,
 };
 
 /* What one byte did. */
 enum http_step {
 	STEP_NONE,
-	STEP_HEAD_END, /* the byte was the last of a head; flags and length are set */
+	STEP_HEAD_END,	  /* the byte was the last of a head; flags and length are set */
 	STEP_MESSAGE_END, /* the byte was the last of a message */
 	STEP_BROKEN,
 };
@@ -30,15 +30,15 @@ enum http_step {
 #define HTTP_MAX_HEAD 16384 /* what common servers allow at most */
 
 struct http_side {
-	__u64 left; /* bytes of body or chunk to come */
+	__u64 left;   /* bytes of body or chunk to come */
 	__u64 length; /* content-length, or the chunk size being read */
 	__u32 head_bytes;
 	__u16 column; /* in the current line, CR not counted */
 	__u16 status; /* of a response */
 	__u8 state;
 	__u8 flags;
-	__u8 match_length; /* matched prefix of "content-length:" */
-	__u8 match_coding; /* matched prefix of "transfer-encoding:" */
+	__u8 match_length;  /* matched prefix of "content-length:" */
+	__u8 match_coding;  /* matched prefix of "transfer-encoding:" */
 	__u8 match_chunked; /* matched part of "chunked" within that line */
 	__u8 line;
 	__u8 _pad[2];
@@ -95,7 +95,8 @@ static __always_inline enum http_step http_head_byte(struct http_side *s, __u8 c
 	if (!s->line) {
 		if (s->column < 4) { /* `length` is free until there are headers */
 			s->length |= (__u64)c << (8 * s->column);
-			if (s->column == 3 && s->length != FOUR('H', 'T', 'T', 'P') && !http_is_method(s->length, ~0u))
+			if (s->column == 3 && s->length != FOUR('H', 'T', 'T', 'P') &&
+			    !http_is_method(s->length, ~0u))
 				return STEP_BROKEN;
 		}
 		/* "HTTP/1.1 200": the status stands in columns 9 to 11 */

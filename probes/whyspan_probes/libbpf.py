@@ -11,6 +11,7 @@ import errno
 import functools
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,27 +105,34 @@ def libbpf() -> ct.CDLL:
 
 
 class _Log:
-    """libbpf's messages, kept for error reports (bounded) and never printed."""
+    """libbpf's messages by calling thread, kept for error reports (bounded) and never printed."""
 
     MAX_LINES = 4000
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._local = threading.local()
         self._vsnprintf = ct.CDLL(None).vsnprintf
         self._callback = _PRINT(self._on_print)  # must outlive the library
 
     def _on_print(self, level: int, fmt: bytes, args: int) -> int:
         buffer = ct.create_string_buffer(4096)
         self._vsnprintf(buffer, ct.c_size_t(len(buffer)), ct.c_char_p(fmt), ct.c_void_p(args))
-        if level <= 1 and len(self._lines) < self.MAX_LINES:  # warnings; 2 is debug
-            self._lines.extend(buffer.value.decode(errors="replace").splitlines())
+        lines = self._lines()
+        if level <= 1 and len(lines) < self.MAX_LINES:  # warnings; 2 is debug
+            lines.extend(buffer.value.decode(errors="replace").splitlines())
         return 0
 
     def install(self, lib: ct.CDLL) -> None:
         lib.libbpf_set_print(self._callback)
 
+    def _lines(self) -> list[str]:
+        lines: list[str] | None = getattr(self._local, "lines", None)
+        if lines is None:
+            lines = self._local.lines = []
+        return lines
+
     def take(self) -> str:
-        text, self._lines = "\n".join(self._lines), []
+        text, self._local.lines = "\n".join(self._lines()), []
         return text
 
 
@@ -132,7 +140,7 @@ _log = _Log()
 
 
 def take_log() -> str:
-    """Return what libbpf said since the last call, and forget it."""
+    """Return what libbpf said in this thread since the last call, and forget it."""
     return _log.take()
 
 

@@ -6,6 +6,7 @@ import ctypes as ct
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from whyspan_probes.state import HookState, ProbeState
 
 KINDS_PER_PROBE = 16
 _FAILED_PROGRAM = re.compile(r"prog '(\w+)': failed to load")
+_LOADERS = 4
 _PERMISSION_ERRNOS = (1, 13)
 
 
@@ -284,6 +286,14 @@ def _summary(log: str) -> str:
     return useful[0].removeprefix("libbpf: ")[:160] if useful else "no message"
 
 
+def _attach(p: LoadedProbe, config: Mapping[str, int]) -> None:
+    try:
+        p.attach(config)
+    except ProbeError as e:
+        p.close()
+        p.state.state, p.state.reason = "failed", str(e)
+
+
 class Session:
     """All probes of one run and the maps that they share."""
 
@@ -309,15 +319,17 @@ class Session:
         Raises:
             PrivilegeError: the kernel refuses all of them.
         """
-        skip = set(disabled)
+        wanted = [p for p in self.probes if p.probe.name not in set(disabled)]
         try:
+            # Half of the time is libbpf's reading of the kernel's BTF, once per object: done side by side.
+            with ThreadPoolExecutor(max_workers=min(_LOADERS, max(1, len(wanted)))) as pool:
+                loading = {
+                    p.probe.name: pool.submit(_attach, p, (config or {}).get(p.probe.name, {}))
+                    for p in wanted
+                }
             for p in self.probes:
-                if p.probe.name not in skip:
-                    try:
-                        p.attach((config or {}).get(p.probe.name, {}))
-                    except ProbeError as e:
-                        p.close()
-                        p.state.state, p.state.reason = "failed", str(e)
+                if p.probe.name in loading:
+                    loading[p.probe.name].result()
                 progress(p.state)
         finally:
             self._hooks.close()

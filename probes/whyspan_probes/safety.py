@@ -11,10 +11,10 @@ from whyspan_probes.features import kernel_version
 def seccomp_mode(tgid: int, proc: Path = Path("/proc")) -> int:
     """Return the process's seccomp mode: 0 none, 1 strict, 2 filter; 0 when it is gone."""
     try:
-        for line in (proc / str(tgid) / "status").read_text().splitlines():
+        for line in (proc / str(tgid) / "status").read_text(errors="replace").splitlines():
             if line.startswith("Seccomp:"):
                 return int(line.split()[1])
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         pass
     return 0
 
@@ -22,7 +22,7 @@ def seccomp_mode(tgid: int, proc: Path = Path("/proc")) -> int:
 def has_shadow_stack(tgid: int, proc: Path = Path("/proc")) -> bool:
     """Whether the process runs with a user shadow stack (x86 CET), which a return probe would break."""
     try:
-        text = (proc / str(tgid) / "status").read_text()
+        text = (proc / str(tgid) / "status").read_text(errors="replace")
     except OSError:
         return False
     return any(line.startswith("x86_Thread_features:") and "shstk" in line for line in text.splitlines())
@@ -32,6 +32,7 @@ def refuse_user_probe(
     section: str,
     tgid: int,
     kernel: str,
+    *,
     lockdown: str = "",
     machine: str = platform.machine(),
     proc: Path = Path("/proc"),

@@ -2,13 +2,14 @@
 /*
  * sockets: data in and out of the watched processes' sockets, and the HTTP/1.1 requests on them.
  *
- * Hooks sock_recv_length and sock_send_length (6.3+), which see every call on every socket whatever the library,
- * or else the exit of eight system calls. Connections are named by the socket's cookie, so dup, descriptor
- * passing and other acceptors are right. Reads user memory only where HTTP framing must be: heads, chunk sizes.
- * Bodies are skipped unread. Only connections that began with a request are followed.
+ * Hooks sock_recv_length and sock_send_length (6.3+), which see every call on every socket whatever the
+ * library, or else the exit of eight system calls. Connections are named by the socket's cookie, so dup,
+ * descriptor passing and other acceptors are right. Reads user memory only where HTTP framing must be: heads,
+ * chunk sizes. Bodies are skipped unread. Only connections that began with a request are followed.
  *
- * A request begins when its first byte reaches the socket (sk_data_ready), not when the server gets to reading it:
- * the wait of an accepted or still unaccepted connection is the server's. io_uring is not seen. Cost: about 0.4 us per operation, 4 us per request head.
+ * A request begins when its first byte reaches the socket (sk_data_ready), not when the server gets to
+ * reading it: the wait of an accepted or still unaccepted connection is the server's. io_uring is not seen.
+ * Cost: about 0.4 us per operation, 4 us per request head.
  */
 #include "whyspan.bpf.h"
 #include "files.bpf.h"
@@ -22,7 +23,7 @@ WHYSPAN_KINDS(sockets, KIND_sock_recv, KIND_sock_send, KIND_http_response_head, 
 #define AF_INET6 10
 #define MSG_PEEK 2
 
-#define WINDOW 512 /* bytes of head copied at a time */
+#define WINDOW 512	/* bytes of head copied at a time */
 #define MAX_STEPS 20000 /* bytes of framing examined per operation; more is a broken peer */
 
 struct sockets_cfg {
@@ -105,7 +106,7 @@ WHYSPAN_EVENT(http_head_lost);
 struct http_piece {
 	__u64 ts_ns;
 	__u64 first_ns; /* when the head's first byte reached the socket */
-	__u64 recv_ns; /* when the process read it */
+	__u64 recv_ns;	/* when the process read it */
 	__u64 cookie;
 	__u32 tid;
 	__u32 tgid;
@@ -114,7 +115,7 @@ struct http_piece {
 	__u16 last; /* 1 = the head ends here */
 	__u16 lport;
 	__u16 rport;
-	__u32 _pad;
+	__u32 offset; /* of the text within the head: a gap shows that a piece was lost */
 };
 _Static_assert(sizeof(struct http_piece) == 56, "read by user space");
 struct http_piece *unused_http_piece __attribute__((unused));
@@ -131,9 +132,9 @@ struct conn {
 	__u64 head_recv_ns;
 	__u64 body_first_ns;
 	__u64 head_methods; /* bit seq % 64: that request was a HEAD, its response has no body */
-	__u64 in_bytes; /* unix sockets: stream offsets */
+	__u64 in_bytes;	    /* unix sockets: stream offsets */
 	__u64 out_bytes;
-	__u32 in_seq; /* requests begun */
+	__u32 in_seq;  /* requests begun */
 	__u32 out_seq; /* responses ended */
 	__u32 chunks;
 	__u32 response_bytes;
@@ -173,10 +174,10 @@ struct scan {
 	char text[WINDOW];
 	__u64 now;
 	__u64 first_arrival; /* when the operation's first byte reached the socket */
-	__u64 last_arrival; /* when its last bytes did, at the latest */
-	__u64 iov; /* user address of the next iovec */
+	__u64 last_arrival;  /* when its last bytes did, at the latest */
+	__u64 iov;	     /* user address of the next iovec */
 	__u64 iov_left;
-	__u64 base; /* of the current user buffer */
+	__u64 base;    /* of the current user buffer */
 	__u64 base_at; /* offset of its first byte within the operation */
 	__u64 base_bytes;
 	__u32 pos; /* within the operation */
@@ -260,10 +261,12 @@ static __always_inline void emit_piece(struct scan *s, struct conn *c, __u16 las
 	s->piece.recv_ns = c->head_recv_ns;
 	s->piece.seq = c->in_seq;
 	s->piece.bytes = bytes;
+	s->piece.offset = c->in.head_bytes - bytes;
 	s->piece.last = last;
 	total = bytes;
 	barrier_var(total); /* or clang folds the check below into one the verifier cannot follow */
-	if (total <= WINDOW && bpf_ringbuf_output(&whyspan_blobs, s, sizeof(s->piece) + total, BPF_RB_NO_WAKEUP))
+	if (total <= WINDOW &&
+	    bpf_ringbuf_output(&whyspan_blobs, s, sizeof(s->piece) + total, BPF_RB_NO_WAKEUP))
 		whyspan_drop(KIND_http_head_lost);
 	s->window_at = s->pos;
 	s->window_bytes = 0;
@@ -508,7 +511,8 @@ static long response_step(__u32 i, struct walk *w)
 	}
 }
 
-/* Point `s` at the user buffers of the system call that the current task is in. False: they cannot be known. */
+/* Point `s` at the user buffers of the system call that the current task is in. False: they cannot be known.
+ */
 static __always_inline bool find_buffers(struct scan *s)
 {
 	struct whyspan_call call = { .nr = -2 };
@@ -566,7 +570,7 @@ struct op {
 	__u64 key;
 	__u64 peer;
 	__u64 sock_key; /* of an internet socket, beside its cookie */
-	__u64 inode; /* of a unix socket */
+	__u64 inode;	/* of a unix socket */
 	__u64 offset;
 	__u32 bytes;
 	__u32 family;
@@ -604,7 +608,6 @@ static __always_inline void begin_scan(struct scan *s, const struct op *op, __u6
 	s->piece.tgid = id >> 32;
 	s->piece.lport = op->lport;
 	s->piece.rport = op->rport;
-	s->piece._pad = 0;
 }
 
 static __always_inline void serve_port(__u16 port)
@@ -657,7 +660,8 @@ static __always_inline void http_recv(const struct op *op, struct conn *c, __u64
 			return;
 		serve_port(op->lport);
 		if (c) {
-			fresh.in_seq = fresh.out_seq = c->in_seq + 1; /* never reuse a number of this connection */
+			fresh.in_seq = fresh.out_seq =
+				c->in_seq + 1; /* never reuse a number of this connection */
 		}
 		fresh.in.state = fresh.out.state = HTTP_IDLE;
 		bpf_map_update_elem(&sockets_conns, &op->key, &fresh, BPF_ANY);
@@ -676,16 +680,16 @@ static __always_inline void http_recv(const struct op *op, struct conn *c, __u64
 }
 
 /*
- * The usual send of a stream is one whole chunk: its size line, its data, its CRLF. True when this was one, read
- * from 16 bytes of it; the general walk over every line of framing costs three times as much.
+ * The usual send of a stream is one whole chunk: its size line, its data, its CRLF. True when this was one,
+ * read from 16 bytes of it; the general walk over every line of framing costs three times as much.
  */
 static __always_inline bool whole_chunk(struct scan *s, struct conn *c)
 {
 	__u32 size = 0, digits = 0, i;
 	char text[8] = {};
 
-	if (c->out.state != HTTP_CHUNK_SIZE || c->out.length || s->end < 16 || !seek_buffer(s) || s->base_bytes < 8 ||
-	    bpf_probe_read_user(text, sizeof(text), (void *)s->base))
+	if (c->out.state != HTTP_CHUNK_SIZE || c->out.length || s->end < 16 || !seek_buffer(s) ||
+	    s->base_bytes < 8 || bpf_probe_read_user(text, sizeof(text), (void *)s->base))
 		return false;
 	for (i = 0; i < 6; i++) {
 		__u8 ch = text[i], lower = ch | 0x20;
@@ -732,7 +736,8 @@ static __always_inline void http_send(const struct op *op, struct conn *c, __u64
 	}
 }
 
-/* Positions in a unix socket's streams; the kernel keeps none. An address is soon another socket's: see the inode. */
+/* Positions in a unix socket's streams; the kernel keeps none. An address is soon another socket's: see the
+ * inode. */
 struct streams {
 	__u64 inode;
 	__u64 in_bytes;
@@ -866,7 +871,8 @@ static __always_inline struct sock *socket_of(__u32 fd)
 {
 	struct file *file = whyspan_file_of(bpf_get_current_task_btf(), fd);
 
-	return file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK ? whyspan_sock_of(file) : NULL;
+	return file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK ? whyspan_sock_of(file) :
+										     NULL;
 }
 
 static __noinline int on_call_exit(long ret, bool recv)
@@ -879,7 +885,8 @@ static __noinline int on_call_exit(long ret, bool recv)
 	if (ret <= 0 || ret > 0x7fffffff || !whyspan_is_watched(tgid))
 		return 0;
 	whyspan_read_call(bpf_get_current_task_btf(), &call);
-	if ((call.nr == NR_RECVFROM && (call.arg[3] & MSG_PEEK)) || (call.nr == NR_RECVMSG && (call.arg[2] & MSG_PEEK)))
+	if ((call.nr == NR_RECVFROM && (call.arg[3] & MSG_PEEK)) ||
+	    (call.nr == NR_RECVMSG && (call.arg[2] & MSG_PEEK)))
 		return 0;
 	sk = socket_of(call.arg[0]);
 	return sk && describe_untrusted(sk, ret, recv, &op) ? on_data(&op, recv) : 0;
@@ -902,7 +909,8 @@ CALL_EXIT(sendto, false)
 CALL_EXIT(sendmsg, false)
 CALL_EXIT(sendfile64, false)
 
-static __always_inline int on_state(const struct sock *sk, __u64 cookie, int old_state, int new_state, __u32 reset)
+static __always_inline int on_state(const struct sock *sk, __u64 cookie, int old_state, int new_state,
+				    __u32 reset)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	struct sock_state *e;

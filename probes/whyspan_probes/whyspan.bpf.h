@@ -136,8 +136,8 @@ static __always_inline void *whyspan_reserve(__u32 index, __u64 ts_ns, __u32 tid
 }
 
 /*
- * The reader comes by on a timer; a flood must not have to wait for it. Counting is cheaper than asking the ring
- * how full it is.
+ * The reader comes by on a timer; a flood must not have to wait for it. Counting is cheaper than asking the
+ * ring how full it is.
  */
 static __always_inline void whyspan_submit(void *event)
 {
@@ -161,5 +161,5 @@ static __always_inline void whyspan_submit(void *event)
  * written once.
  */
 #define WHYSPAN_KINDS(probe, ...)                                                                            \
-	enum probe##_kind { __VA_ARGS__ };                                                                   \
+	enum probe##_kind{ __VA_ARGS__ };                                                                    \
 	enum probe##_kind *unused_##probe##_kind __attribute__((unused))

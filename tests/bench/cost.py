@@ -96,7 +96,9 @@ class Seen:
                 self.at.setdefault(trace_id, now)
 
 
-def run(directory: Path, *, all_slow: bool, rate: float = 50.0, tokens: int = 12, seconds: float = 30.0) -> dict[str, Any]:
+def run(
+    directory: Path, *, all_slow: bool, rate: float = 50.0, tokens: int = 12, seconds: float = 30.0
+) -> dict[str, Any]:
     """Run server, load and agent, and measure for *seconds* after a warm-up.
 
     Direct cost = (run time of the probes + CPU of all agent processes) / CPU of the server, over the same load. The
@@ -110,7 +112,8 @@ def run(directory: Path, *, all_slow: bool, rate: float = 50.0, tokens: int = 12
         wait_http(f"http://127.0.0.1:{port}/healthz", server)
         truth = directory / "client.jsonl"
         load = spawn(
-            python("tests.demo.load", "--port", port, "--rate", rate, "--tokens", tokens, "--out", truth), OTHER_CPU
+            python("tests.demo.load", "--port", port, "--rate", rate, "--tokens", tokens, "--out", truth),
+            OTHER_CPU,
         )
         time.sleep(2)
         agent = Agent(directory, server.pid, 1.0 if all_slow else 0)

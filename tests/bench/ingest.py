@@ -33,7 +33,9 @@ def build(directory: Path) -> tuple[Path, Path]:
     return folder, program
 
 
-def run(directory: Path, *, rate: int = 1_000_000, seconds: float = 10.0, ring_bytes: int = 8 << 20) -> dict[str, Any]:
+def run(
+    directory: Path, *, rate: int = 1_000_000, seconds: float = 10.0, ring_bytes: int = 8 << 20
+) -> dict[str, Any]:
     """Flood at *rate* for *seconds*; drain every 100 ms on the other CPU, through merge and recorder."""
     folder, program = build(directory)
     keep_memory()
@@ -46,7 +48,8 @@ def run(directory: Path, *, rate: int = 1_000_000, seconds: float = 10.0, ring_b
         os.sched_setaffinity(0, {0})
         # Stopped until it is watched, so that the count is exact.
         flood = subprocess.Popen(
-            ["sh", "-c", f"kill -STOP $$; exec taskset -c 1 {program} {rate} {seconds}"], stdout=subprocess.PIPE
+            ["sh", "-c", f"kill -STOP $$; exec taskset -c 1 {program} {rate} {seconds}"],
+            stdout=subprocess.PIPE,
         )
         os.waitid(os.P_PID, flood.pid, os.WSTOPPED)
         session.maps.watch(flood.pid, 0)
@@ -69,4 +72,10 @@ def run(directory: Path, *, rate: int = 1_000_000, seconds: float = 10.0, ring_b
     finally:
         session.close()
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    return {"sent": sent, "received": received, "dropped": dropped, "busy_s": busy_s, "per_busy_s": received / busy_s}
+    return {
+        "sent": sent,
+        "received": received,
+        "dropped": dropped,
+        "busy_s": busy_s,
+        "per_busy_s": received / busy_s,
+    }

@@ -39,18 +39,18 @@ def judge(truth: list[dict[str, Any]], heads: list[HttpHead], ended: list[Reques
         found[key] = r
     right = wrong = missing = 0
     for t in truth:
-        r = found.get((t["lport"], t["seq"]))
-        if r is None:
+        got = found.get((t["lport"], t["seq"]))
+        if got is None:
             missing += 1
             continue
-        owner = sent_ids.get(r.trace_id)
-        if (owner and owner != (t["lport"], t["seq"])) or r.request_id != t["request_id"]:
+        owner = sent_ids.get(got.trace_id)
+        if (owner and owner != (t["lport"], t["seq"])) or got.request_id != t["request_id"]:
             wrong += 1
             continue
-        own = r.trace_id == t["trace_id"] if t["valid"] else r.trace_id_source == "generated"
-        same = (r.route, r.method, r.status) == (t["route"], t["method"], t["status"])
+        own = got.trace_id == t["trace_id"] if t["valid"] else got.trace_id_source == "generated"
+        same = (got.route, got.method, got.status) == (t["route"], t["method"], t["status"])
         # The client stamps before its write and after its read: the server's window lies inside.
-        inside = t["sent_ns"] <= r.start_ns and r.end_ns <= t["end_ns"]
+        inside = t["sent_ns"] <= got.start_ns and got.end_ns <= t["end_ns"]
         right += own and same and inside
     return {
         "stitched": len(truth),
@@ -61,7 +61,9 @@ def judge(truth: list[dict[str, Any]], heads: list[HttpHead], ended: list[Reques
     }
 
 
-def run(directory: Path, *, concurrency: int = 1000, per_connection: int = 4, seed: int = 1) -> dict[str, Any]:
+def run(
+    directory: Path, *, concurrency: int = 1000, per_connection: int = 4, seed: int = 1
+) -> dict[str, Any]:
     """Run the workload under an asyncio and a uvloop server and return the counts."""
     ports = [free_port(), free_port()]
     processes: list[subprocess.Popen[bytes]] = []

@@ -42,7 +42,10 @@ class Daemon:
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [WHYSPAN, "run", "--config", str(self._config)], stdin=subprocess.DEVNULL, stderr=log, stdout=log
+                [WHYSPAN, "run", "--config", str(self._config)],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                stdout=log,
             )
 
     @property

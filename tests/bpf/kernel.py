@@ -24,7 +24,7 @@ def held_by(tgid: int) -> set[tuple[str, int]]:
     out = set()
     for fd in os.listdir(f"/proc/{tgid}/fdinfo"):
         try:
-            with open(f"/proc/{tgid}/fdinfo/{fd}") as f:  # noqa: PTH123
+            with open(f"/proc/{tgid}/fdinfo/{fd}") as f:
                 fields = dict(line.split(":", 1) for line in f if ":" in line)
         except OSError:
             continue

@@ -6,15 +6,15 @@ import os
 import select
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 
 def scripted_server(name: str = "") -> Generator[Any, list[list[Any]], None]:
-    """Takes a name for its process and yields its port; for each script received it serves one connection and yields what it read.
+    """Yields its port; for each script received it serves one connection and yields what it read.
 
-    A script is a list of steps; byte strings travel as Latin-1:
+    *name* becomes the name of the process. A script is a list of steps; byte strings travel as Latin-1:
 
     * ``["read", how, n, step]``: read exactly n bytes by calls of at most *step*; how: read, readv, recv, recvmsg;
     * ``["write", how, parts]``: one call; how: write, writev, send, sendmsg;
@@ -115,7 +115,7 @@ def _spin(connection: socket.socket, seconds: float) -> int:
     return 0
 
 
-_STEPS = {
+_STEPS: dict[str, Callable[..., int]] = {
     "read": _read,
     "write": _write,
     "flood": _flood,

@@ -135,13 +135,25 @@ def test_the_first_that_works_is_used_and_the_others_are_explained(
     policy: Found, spawn: Spawn, tmp_path: Path
 ) -> None:
     w = Watcher(
-        [hooked(policy, "policy_missing", "policy_refused", "policy_unattachable", "policy_good", "policy_better")]
+        [
+            hooked(
+                policy,
+                "policy_missing",
+                "policy_refused",
+                "policy_unattachable",
+                "policy_good",
+                "policy_better",
+            )
+        ]
     )
     try:
         hook = w.states["policy"].hooks["write"]
         assert hook.used == ["tracepoint/syscalls/sys_enter_pwrite64"]
         missing, refused, unattachable = hook.refused
-        assert missing == "tp_btf/whyspan_no_such_tracepoint: this kernel has no tracepoint whyspan_no_such_tracepoint"
+        assert (
+            missing
+            == "tp_btf/whyspan_no_such_tracepoint: this kernel has no tracepoint whyspan_no_such_tracepoint"
+        )
         assert refused.startswith("policy_refused: refused at load: ")
         assert "map_value_or_null" in refused
         assert unattachable.startswith("uprobe: cannot attach: ")

@@ -105,7 +105,12 @@ def test_heads_split_over_many_reads(http: Http, how: str, step: int) -> None:
     requests = [get("/split"), post("/body", CANARY * 9), long, get("/last")]
     text = b"".join(requests)
     seen = http.talk(text, [reading(len(text), how, step), *[writing(OK)] * 4])
-    assert seen.requests == [(0, "GET", "/split"), (1, "POST", "/body"), (2, "GET", "/long"), (3, "GET", "/last")]
+    assert seen.requests == [
+        (0, "GET", "/split"),
+        (1, "POST", "/body"),
+        (2, "GET", "/long"),
+        (3, "GET", "/last"),
+    ]
     assert seen.heads[2].headers == {"x-request-id": "17"}
     assert not any(h.malformed for h in seen.heads)
     assert all(h.first_ns <= h.ts_ns for h in seen.heads)
@@ -296,7 +301,13 @@ def test_upgrade_leaves_http(http: Http) -> None:
     frames = b"\x81\x05hello" * 100
     seen = http.talk(
         request + frames,
-        [reading(len(request)), writing(reply, frames), reading(len(frames)), writing(frames), writing(frames)],
+        [
+            reading(len(request)),
+            writing(reply, frames),
+            reading(len(frames)),
+            writing(frames),
+            writing(frames),
+        ],
     )
     assert seen.requests == [(0, "GET", "/ws")]
     assert seen.response_heads == [(0, 101)]

@@ -97,7 +97,9 @@ def test_doctor_names_every_lack_with_its_remedy(
     assert report["checks"][-1]["remedy"] == "no libbpf >= 1.3: set WHYSPAN_LIBBPF"
 
 
-@pytest.mark.parametrize(("kernel", "ok"), [("5.16.9", False), ("5.17.0-rc1", True), ("6.1.0", True), ("x", False)])
+@pytest.mark.parametrize(
+    ("kernel", "ok"), [("5.16.9", False), ("5.17.0-rc1", True), ("6.1.0", True), ("x", False)]
+)
 def test_doctor_knows_the_oldest_kernel(kernel: str, ok: bool) -> None:
     (check,) = (c for c in doctor._checks(FINE._replace(kernel=kernel)) if c[0] == "kernel")
     assert check[1] is ok
@@ -110,7 +112,9 @@ def test_doctor_no_attach_only_looks(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert {p["reason"] for p in report["probes"] if "not built" not in p["reason"]} <= {"not tried"}
 
 
-@pytest.mark.parametrize("error", [PrivilegeError("refused"), PermissionError(1, "refused"), OSError(12, "refused")])
+@pytest.mark.parametrize(
+    "error", [PrivilegeError("refused"), PermissionError(1, "refused"), OSError(12, "refused")]
+)
 def test_doctor_when_the_kernel_refuses(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise error
@@ -129,9 +133,7 @@ def test_doctor_finds_servers(run: Run, unprivileged: None) -> None:
         report = json.loads(run("doctor", "--json")[1])
         assert {"tgid": child.pid, "service": "llama.cpp", "rule": "command line"} in report["engines"]
         out = run("doctor")[1]
-        assert any(
-            ln.split() == [str(child.pid), "llama.cpp", "command", "line"] for ln in out.splitlines()
-        )
+        assert any(ln.split() == [str(child.pid), "llama.cpp", "command", "line"] for ln in out.splitlines())
     finally:
         child.kill()
         child.wait()
@@ -163,8 +165,11 @@ def test_doctor_really_attaches(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         else:
             assert p["reason"]
     # Nothing stays attached: no program of ours is held by this process any more.
-    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and
-            os.path.islink(f"/proc/self/fd/{fd}")]
+    held = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if fd.isdigit() and os.path.islink(f"/proc/self/fd/{fd}")
+    ]
     assert not [link for link in held if "bpf" in link]
 
 
@@ -210,7 +215,12 @@ def store(tmp_path: Path) -> Path:
         "drops": 7654321,
     }
     ghost = {"name": "no_such_probe", "state": "attached"}
-    report = {"probes": [state, ghost, "junk"], "bpf_core_ratio": 0.0123, "target_cores": 1.5, "events": 1234567}
+    report = {
+        "probes": [state, ghost, "junk"],
+        "bpf_core_ratio": 0.0123,
+        "target_cores": 1.5,
+        "events": 1234567,
+    }
     sink.emit([Status("i", report)])
     assert sink.flush() == ""
     sink.close()

@@ -25,9 +25,7 @@ from whyspan.discovery import (
 Host = dict[int, Candidate]
 
 
-def process(
-    tgid: int, *cmdline: str, ppid: int = 1, start: float = 1.0, comm: str = "python3"
-) -> Candidate:
+def process(tgid: int, *cmdline: str, ppid: int = 1, start: float = 1.0, comm: str = "python3") -> Candidate:
     return Candidate(tgid, ppid, start, comm, Path(cmdline[0]).name if cmdline else "", cmdline)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -160,9 +161,10 @@ def test_ordinary_requests_are_sampled() -> None:
 
 
 def test_an_open_request_is_reported_once_past_its_objective() -> None:
-    w = Wire().wake(9.9, LOOP, context=2, vec=3).into(9.95, LOOP).ask(10)
+    w = Wire().woken(10).ask(10)
     w.out(20, LOOP, nr=EPOLL_WAIT).wake(5990, LOOP, context=1).into(5991, LOOP)
-    w.send(6000, LOOP).done(6000).out(6001, LOOP, nr=EPOLL_WAIT)
+    w.send(6000, LOOP).out(6001, LOOP, nr=EPOLL_WAIT)
+    w.done(6000)
     e = engine(e2e_ms=1500)
     reports: dict[float, list[Finding]] = {}
     for now_ms, b in zip(every(250, 7000), w.batches(*every(250, 7000)), strict=True):
@@ -186,11 +188,12 @@ def test_an_open_request_is_reported_once_past_its_objective() -> None:
 def test_a_hang_of_minutes_in_one_call_is_that_call(minutes: int) -> None:
     # Nothing happens for longer than the window: the last thing seen of the thread has left the recorder.
     last_ms = minutes * 60_000
-    w = Wire().wake(9.9, LOOP, context=2, vec=3).into(9.95, LOOP).ask(10)
+    w = Wire().woken(10).ask(10)
     w.out(20, LOOP, D, nr=FSYNC, arg0=7).add("fd_block", 20, LOOP, aux=1, fd=7, inode=99, syscall_nr=FSYNC)
     for at in range(1000, last_ms, 1000):  # others go on
         w.wake(at, WORKER, context=1).into(at + 1, WORKER, cpu=1).out(at + 2, WORKER, nr=NANOSLEEP, cpu=1)
-    w.wake(last_ms, LOOP, context=3).into(last_ms + 1, LOOP).send(last_ms + 9, LOOP).done(last_ms + 10)
+    w.wake(last_ms, LOOP, context=3).into(last_ms + 1, LOOP).send(last_ms + 9, LOOP)
+    w.done(last_ms + 10)
     early, f = run(engine(e2e_ms=1500), w.batches(*every(1000, last_ms + 2000)))
     assert (early.request.outcome, f.request.outcome) == ("open", "ok")
     assert_tiles(f)
@@ -208,7 +211,7 @@ def test_a_request_that_never_ends_without_objective_is_not_reported() -> None:
 @pytest.mark.parametrize("end", ["done", "reset", "killed"])
 def test_a_ten_minute_stream_is_explained_in_slices(end: str) -> None:
     # The window is a minute: what happened before it is gone by the time the request ends.
-    w = Wire().wake(99, LOOP, context=2, vec=3).into(99.5, LOOP).ask(100).status(100.2)
+    w = Wire().woken(100).ask(100).status(100.2)
     w.out(100.5, LOOP, nr=NANOSLEEP)
     last_ms = 600_000
     for at in range(250, last_ms, 250):
@@ -236,7 +239,8 @@ def test_a_ten_minute_stream_is_explained_in_slices(end: str) -> None:
 
 
 def test_a_stream_that_outlives_the_recorders_bytes_still_tiles() -> None:
-    w = Wire().wake(99, LOOP, context=2, vec=3).into(99.5, LOOP).ask(100).out(101, LOOP, nr=NANOSLEEP)
+    w = Wire().woken(100).ask(100)
+    w.out(101, LOOP, nr=NANOSLEEP)
     for at in range(110, 60_000, 10):
         w.wake(at, LOOP, context=1).into(at + 0.1, LOOP).out(at + 2, LOOP, nr=NANOSLEEP)
     w.done(59_991)
@@ -261,7 +265,7 @@ def test_compaction_keeps_the_tiling_and_the_limit(lengths: list[int], limit: in
     out = slices.compact(whole, limit)
     assert len(out) <= max(limit, 1)
     assert (out[0].start_ns, out[-1].end_ns) == (7, at)
-    assert all(a.end_ns == b.start_ns for a, b in zip(out, out[1:], strict=False))
+    assert all(a.end_ns == b.start_ns for a, b in itertools.pairwise(out))
     assert msgspec.json.encode(whole) == before  # what was given is left alone
     if len(whole) <= limit:
         assert out == whole
@@ -322,6 +326,19 @@ def test_the_same_batches_give_the_same_findings() -> None:
         return msgspec.json.encode(run(e, batches))
 
     assert once() == once()
+
+
+def test_explained_together_or_apart_it_is_the_same() -> None:
+    # Requests that end in one batch share their timelines.
+    w = Wire()
+    for i in range(8):
+        w.hindered(200 * i + 10, 120 + 5 * i, cookie=i)
+    together = run(engine(explain_per_s=100), w.batches(2000))
+    apart = run(engine(explain_per_s=100), w.batches(*every(200, 2000)))
+    assert len(together) == 8
+    for a, b in zip(together, apart, strict=True):
+        assert (a.request, a.segments, a.causes) == (b.request, b.segments, b.causes)
+        assert a.verdict == b.verdict
 
 
 def test_lost_events_lower_the_confidence_and_are_told() -> None:

@@ -29,9 +29,10 @@ HEAD = (
 def read(*texts: bytes, assembler: HeadAssembler | None = None) -> list[HttpHead]:
     """Feed one head in the given pieces, each in a drain of its own."""
     a = assembler or HeadAssembler(ALLOWED)
-    out = []
+    out, at = [], 0
     for i, text in enumerate(texts):
-        out += a.feed([piece(text, last=i == len(texts) - 1, ts_ns=200 + i)])
+        out += a.feed([piece(text, last=i == len(texts) - 1, ts_ns=200 + i, offset=at)])
+        at += len(text)
     return out
 
 
@@ -72,7 +73,7 @@ def test_pieces_of_many_connections_interleave() -> None:
     a = HeadAssembler(ALLOWED)
     texts = {c: f"GET /{c} HTTP/1.1\r\nx-request-id: {c}\r\n\r\n".encode() for c in range(5)}
     blobs = [
-        piece(text[k : k + 7], cookie=c, last=k + 7 >= len(text))
+        piece(text[k : k + 7], cookie=c, last=k + 7 >= len(text), offset=k)
         for k in range(0, 60, 7)
         for c, text in texts.items()
         if k < len(text)
@@ -106,7 +107,9 @@ def test_a_malformed_head_keeps_a_method_that_is_one() -> None:
 
 
 def test_only_listed_headers_first_one_wins_and_is_bounded() -> None:
-    text = b"GET / HTTP/1.1\r\nx-request-id: " + b"a" * 500 + b"\r\nX-REQUEST-ID: second\r\nx-other: no\r\n\r\n"
+    text = (
+        b"GET / HTTP/1.1\r\nx-request-id: " + b"a" * 500 + b"\r\nX-REQUEST-ID: second\r\nx-other: no\r\n\r\n"
+    )
     (got,) = read(text)
     assert list(got.headers) == ["x-request-id"]
     assert got.headers["x-request-id"].startswith("aaaa")
@@ -173,7 +176,8 @@ def test_a_megabyte_of_head_is_one_malformed_head() -> None:
     a = HeadAssembler(ALLOWED)
     text = b"GET / HTTP/1.1\r\nx-pad: " + b"a" * (1 << 20) + b"\r\n\r\n"
     blobs = [
-        piece(text[k : k + 512], last=k + 512 >= len(text), ts_ns=200 + k) for k in range(0, len(text), 512)
+        piece(text[k : k + 512], last=k + 512 >= len(text), ts_ns=200 + k, offset=k)
+        for k in range(0, len(text), 512)
     ]
     (got,) = a.feed(blobs)
     assert (got.malformed, got.method, a.lost) == (True, "GET", 1)
@@ -195,7 +199,7 @@ def test_heads_that_never_end_crowd_out_the_oldest(monkeypatch: pytest.MonkeyPat
     half = len(HEAD) // 2
     assert a.feed(piece(HEAD[:half], last=False, cookie=c) for c in range(25)) == []
     assert a.lost == 15
-    got = a.feed(piece(HEAD[half:], cookie=c) for c in (0, 24))
+    got = a.feed(piece(HEAD[half:], cookie=c, offset=half) for c in (0, 24))
     assert [(h.cookie, h.malformed) for h in got] == [(0, True), (24, False)]
 
 
@@ -209,6 +213,16 @@ def test_heads_that_never_end_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPat
     for seq in range(100):
         assert len(a.feed([piece(b"GET / HTTP/1.1\r\n\r\n", cookie=1000, seq=seq)])) == 1
     assert a.lost == 90
+
+
+def test_what_stands_on_both_sides_of_a_lost_piece_is_not_read_as_one() -> None:
+    text = b"GET /a HTTP/1.1\r\nx-request-id: r-1\r\ncookie: session=" + CANARY + b"; x=1\r\n\r\n"
+    first, last = text.index(b"r-1"), text.index(CANARY)
+    a = HeadAssembler(ALLOWED)
+    a.feed([piece(text[:first], last=False)])
+    (got,) = a.feed([piece(text[last:], offset=last)])
+    assert (got.malformed, got.route, got.headers, got.traceparent) == (True, "", {}, "")
+    assert CANARY.decode() not in repr(got)
 
 
 def test_a_head_begun_anew_counts_as_lost() -> None:

@@ -61,7 +61,7 @@ def test_names_are_cleaned_and_bounded(proc: Path) -> None:
     assert fact is not None
     assert fact.comm.startswith("\\x1b[31mred�xxx")
     assert all(text.isprintable() for text in (fact.comm, fact.exe, fact.cgroup))
-    assert (len(fact.comm), len(fact.exe), len(fact.cgroup)) == (64, 64, 200)
+    assert (len(fact.comm), len(fact.exe), len(fact.cgroup)) == (64, 64, 512)
 
 
 def test_this_process() -> None:

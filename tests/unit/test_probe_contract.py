@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def built(found: Found) -> Path:
 
 
 @pytest.fixture
-def btf_of() -> Callable[[Found], Btf]:
+def btf_of() -> Iterator[Callable[[Found], Btf]]:
     """Open objects' BTF, and close it afterwards."""
     opened: list[Btf] = []
 
@@ -44,7 +44,7 @@ def btf_of() -> Callable[[Found], Btf]:
         opened.append(Btf.of_file(str(built(found))))
         return opened[-1]
 
-    yield open_  # type: ignore[misc]
+    yield open_
     for btf in opened:
         btf.close()
 
@@ -135,7 +135,7 @@ def test_pieces_of_request_heads_are_read_as_the_kernel_writes_them(btf_of: Call
     assert fields is not None
     layout = "<" + "".join(letters[fields[n][0].str] for n in dtype.names or ())
     assert struct.Struct(layout).format == heads._PIECE.format
-    rename = {"bytes": "size", "_pad": "pad"}
+    rename = {"bytes": "size"}
     assert tuple(rename.get(n, n) for n in dtype.names or ()) == heads._Piece._fields
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from whyspan.model import Batch
-from whyspan.recorder import Recorder
+from whyspan.recorder import KEPT_BYTES, Recorder
 from whyspan_probes.schema import EVENT
 
 S = 1_000_000_000
@@ -56,6 +56,16 @@ def test_time_bound() -> None:
     assert r.evicted_events == 0
 
 
+def test_a_chunk_that_reaches_into_the_window_is_kept_whole() -> None:
+    r = Recorder(10 * S, 1 << 30)
+    r.add(batch(5, 1, 4.9))
+    r.add(batch(14.8, 14))
+    assert times(r, 0, 100) == [[1, 4.9], [14]]
+    r.add(batch(15))
+    assert times(r, 0, 100) == [[14]]
+    assert r.evicted_events == 0
+
+
 def test_time_bound_holds_without_new_events() -> None:
     r = Recorder(10 * S, 1 << 30)
     r.add(batch(1, 0.5))
@@ -64,16 +74,16 @@ def test_time_bound_holds_without_new_events() -> None:
 
 
 def test_byte_bound_takes_the_oldest_and_says_so() -> None:
-    r = Recorder(1000 * S, 10 * EVENT.itemsize)
+    r = Recorder(1000 * S, 10 * KEPT_BYTES)
     for n in range(1, 8):
         r.add(batch(n, n - 0.9, n - 0.5, n - 0.1))
     assert [c[0] for c in times(r, 0, 100)] == [4.1, 5.1, 6.1]  # three chunks of three
     assert r.evicted_events == 4 * 3
-    assert sum(len(e) for e in r.span(0, 100 * S)) * EVENT.itemsize <= 10 * EVENT.itemsize
+    assert sum(len(e) for e in r.span(0, 100 * S)) * KEPT_BYTES <= 10 * KEPT_BYTES
 
 
 def test_a_batch_over_the_whole_bound_is_not_kept() -> None:
-    r = Recorder(1000 * S, 2 * EVENT.itemsize)
+    r = Recorder(1000 * S, 2 * KEPT_BYTES)
     r.add(batch(1, 0.1, 0.2, 0.3))
     assert r.span(0, S) == []
     assert r.evicted_events == 3
@@ -111,7 +121,7 @@ def test_losses_before_the_window_are_forgotten() -> None:
 def test_both_bounds_always_hold_and_every_event_is_kept_aged_or_counted(
     steps: list[tuple[float, int]], window_s: int, most: int
 ) -> None:
-    r = Recorder(window_s * S, most * EVENT.itemsize)
+    r = Recorder(window_s * S, most * KEPT_BYTES)
     now, added, everything = 0.0, 0, []
     for step, count in steps:
         stamps = np.linspace(now, now + step, count + 2)[1:-1]
@@ -120,7 +130,7 @@ def test_both_bounds_always_hold_and_every_event_is_kept_aged_or_counted(
         r.add(b)
         added += count
         everything += b.events["ts_ns"].tolist()
-        kept = [e for e in r.span(0, round(1e6 * S))]
+        kept = r.span(0, round(1e6 * S))
         ts = [t for e in kept for t in e["ts_ns"].tolist()]
         assert len(ts) <= most
         assert all(e["ts_ns"][-1] >= b.now_ns - window_s * S for e in kept)

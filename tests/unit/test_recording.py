@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from whyspan.baseline import Baseline
-from whyspan.config import Config, Slo
-from whyspan.config import Collector as CollectorConfig
+from whyspan.config import Collector, Config, Slo
 from whyspan.engine import Engine
 from whyspan.errors import RecordingError
 from whyspan.model import Batch, CgroupFact, FdFact, Finding, ProcessFact, ThreadFact
@@ -29,7 +28,7 @@ from whyspan_probes.schema import EVENT, Schema
 from tests.unit.timeline import SERVER, ns
 from tests.unit.wire import SCHEMA, Wire, head
 
-CONFIG = Config(slo=Slo(e2e_ms=100), collector=CollectorConfig(ordinary_per_s=10))
+CONFIG = Config(slo=Slo(e2e_ms=100), collector=Collector(ordinary_per_s=10))
 _BLOCK = struct.Struct("<BII")
 
 Damage = Callable[[bytes], bytes]
@@ -45,12 +44,10 @@ def write(path: Path, batches: list[Batch], baseline: Baseline | None = None) ->
 
 
 def small() -> list[Batch]:
-    """Three batches with a slow request: open and over its objective in the first, ended in the second."""
+    """Three batches with a slow request that ends in the second."""
     batches = Wire().hindered(10, 200).batches(150, 250, 500)
     batches[1].lost = {"sched_wake": 2}
     return batches
-
-
 
 
 def blocks(data: bytes) -> list[int]:
@@ -132,9 +129,9 @@ def test_replay_begins_with_the_recorded_baseline(tmp_path: Path) -> None:
     for b in w.batches(*range(250, 12_500, 250)):
         engine.feed(b)
     path = write(tmp_path / "r", small(), engine.baseline)
-    still_open, f = replay(path).findings
+    (f,) = replay(path).findings
     assert f.baseline_count == 60
-    assert msgspec.json.encode([still_open, f]) == msgspec.json.encode(live(small(), engine.baseline))
+    assert msgspec.json.encode([f]) == msgspec.json.encode(live(small(), engine.baseline))
 
 
 def test_torn_anywhere_what_came_before_is_read(tmp_path: Path) -> None:
@@ -146,7 +143,7 @@ def test_torn_anywhere_what_came_before_is_read(tmp_path: Path) -> None:
     for size in range(len(whole) - 1, -1, -1):
         os.truncate(path, size)
         if size < starts[1]:
-            with pytest.raises(RecordingError, match="not a whyspan recording|header is torn"):
+            with pytest.raises(RecordingError, match=r"not a whyspan recording|header is torn"):
                 Reader(path)
             continue
         reader = Reader(path)
@@ -167,14 +164,14 @@ def test_replay_of_a_torn_recording(tmp_path: Path) -> None:
     got = replay(path)
     assert (got.batches, got.torn) == (2, f"cut off at byte {at[-2]}")
     assert msgspec.json.encode(got.findings) == msgspec.json.encode(live(small()[:2]))
-    assert [f.request.outcome for f in got.findings] == ["open", "ok"]
+    assert [f.request.outcome for f in got.findings] == ["ok"]
 
 
 def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_flipped_bit_costs_what_follows_and_no_more(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -238,7 +235,10 @@ def test_a_batch_with_a_checksum_that_cannot_be_read(tmp_path: Path, payload: by
         (b"", "not a whyspan recording"),
         (MAGIC, "not a whyspan recording"),
         (b"\x7fELF" + b"\0" * 100, "not a whyspan recording"),
-        (MAGIC + struct.pack("<H", VERSION + 1), f"recording version {VERSION + 1}, this whyspan reads version"),
+        (
+            MAGIC + struct.pack("<H", VERSION + 1),
+            f"recording version {VERSION + 1}, this whyspan reads version",
+        ),
         (MAGIC + struct.pack("<H", VERSION), "the header is torn"),
         (MAGIC + struct.pack("<H", VERSION) + b"\0" * 9, "the header is torn"),
         (
@@ -256,7 +256,7 @@ def test_not_a_recording(tmp_path: Path, content: bytes, message: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_no_file_and_no_permission_to_read(tmp_path: Path) -> None:
+def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="No such file"):
         Reader(tmp_path / "none")
     with pytest.raises(RecordingError, match="Is a directory"):
@@ -273,15 +273,9 @@ def test_a_reader_that_refuses_leaves_no_descriptor_open(tmp_path: Path) -> None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def hostile(path: Path, fields: list[Any], name: str = "sched_wake") -> Path:
-    header = {
-        "whyspan": "x",
-        "kernel": "x",
-        "unix_offset_ns": 1,
-        "instance": "i",
-        "types": [[name, 3, fields]],
-    }
-    payload = msgspec.msgpack.encode(header)
+def hostile(path: Path, fields: list[Any]) -> Path:
+    header = {"whyspan": "x", "kernel": "x", "unix_offset_ns": 1, "instance": "i"}
+    payload = msgspec.msgpack.encode({**header, "types": [["sched_wake", 3, fields]]})
     block = _BLOCK.pack(1, len(payload), zlib.crc32(payload)) + payload
     path.write_bytes(MAGIC + struct.pack("<H", VERSION) + block)
     return path
@@ -354,18 +348,16 @@ def test_a_full_disk_is_an_error_and_what_was_written_is_readable(tmp_path: Path
     assert (got.batches, got.torn) == (1, f"cut off at byte {size}")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_disk_full_from_the_start(tmp_path: Path) -> None:
+def test_a_disk_full_from_the_start() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No space left"):
         Writer(Path("/dev/full"), header_of(CONFIG, "i", Baseline()), SCHEMA)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_closing_after_a_failed_write_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_after_a_failed_write_raises_nothing(tmp_path: Path) -> None:
     # The collector closes a recording that failed and goes on without it.
-    path = tmp_path / "r"
-    writer = Writer(path, header_of(CONFIG, "i", Baseline()), SCHEMA)
+    writer = Writer(tmp_path / "r", header_of(CONFIG, "i", Baseline()), SCHEMA)
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         os.dup2(full, writer._file.fileno())
@@ -399,5 +391,5 @@ def test_kinds_of_another_run_are_read_by_name(tmp_path: Path) -> None:
     for b in batches:
         writer.add(b)
     writer.close()
-    _, f = replay(path).findings
+    (f,) = replay(path).findings
     assert (f.verdict.cause, f.request.end_ns) == ("cpu.runqueue", ns(210))

@@ -79,7 +79,9 @@ def test_keep_alive_gives_each_its_own() -> None:
         w.ask(10 * seq, seq=seq, route=f"/{seq}").status(10 * seq + 4, seq=seq).done(10 * seq + 5, seq=seq)
     w.state(100)  # closed while idle: nobody's concern
     found = feed(table(), *w.batches(12, 200))
-    assert [(r.route, r.outcome, r.end_ns) for r in found] == [(f"/{s}", "ok", ns(10 * s + 5)) for s in range(3)]
+    assert [(r.route, r.outcome, r.end_ns) for r in found] == [
+        (f"/{s}", "ok", ns(10 * s + 5)) for s in range(3)
+    ]
     assert len({r.trace_id for r in found}) == 3
 
 
@@ -112,7 +114,8 @@ def test_an_interim_response_ends_nothing_and_the_final_one_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"), [(200, "ok"), (404, "ok"), (429, "error"), (499, "ok"), (500, "error"), (503, "error")]
+    ("status", "outcome"),
+    [(200, "ok"), (404, "ok"), (429, "error"), (499, "ok"), (500, "error"), (503, "error")],
 )
 def test_outcome_by_status(status: int, outcome: str) -> None:
     (r,) = feed(table(), *Wire().ask(0).done(5, status).batches(9))
@@ -134,6 +137,12 @@ def test_reset_or_closed_before_the_last_byte(aux: int) -> None:
         (1, "reset", ns(20), 0),
     ]
     assert [r.end_tid for r in found] == [LOOP, LOOP]
+
+
+def test_no_request_ends_before_it_began() -> None:
+    w = Wire().ask(5, first_ns=ns(20)).state(10)
+    (r,) = feed(table(), *w.batches(30))
+    assert (r.start_ns, r.end_ns, r.outcome) == (ns(20), ns(20), "reset")
 
 
 def test_a_half_close_by_the_client_ends_nothing() -> None:

@@ -46,33 +46,32 @@ def test_shadow_stack(proc: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "tgid", "kernel", "lockdown", "machine", "reason"),
+    ("section", "tgid", "host", "reason"),
     [
-        ("uprobe/libc:malloc", PLAIN, "6.12.0", "none", "x86_64", ""),
-        ("uretprobe/libc:malloc", PLAIN, "6.12.0", "", "x86_64", ""),
-        ("uprobe/libc:malloc", FILTERED, "6.12.0", "", "x86_64", ""),
-        ("uretprobe/libc:malloc", FILTERED, "6.11.0-rc1", "", "x86_64", "seccomp"),
-        ("uretprobe.s/libc:malloc", FILTERED, "6.18.3", "", "x86_64", "seccomp"),
-        ("uretprobe", FILTERED, "7.0.0", "", "x86_64", "seccomp"),
-        ("uretprobe/libc:malloc", FILTERED, "6.10.14", "", "x86_64", ""),
-        ("uretprobe/libc:malloc", SHADOW, "6.6.0", "", "x86_64", "shadow stack"),
-        ("uprobe/libc:malloc", SHADOW, "6.6.0", "", "x86_64", ""),
-        ("usdt/python:gc", SHADOW, "6.12.0", "", "x86_64", ""),
-        ("uprobe/libc:malloc", PLAIN, "6.12.0", "integrity", "x86_64", ""),
-        ("uprobe/libc:malloc", PLAIN, "6.12.0", "confidentiality", "x86_64", "lockdown"),
-        ("usdt/python:gc", PLAIN, "6.12.0", "confidentiality", "x86_64", "lockdown"),
-        ("uprobe/libc:malloc", PLAIN, "6.12.0", "", "aarch64", "arm64"),
-        ("usdt", PLAIN, "6.12.0", "", "aarch64", "arm64"),
-        ("uretprobe/libc:malloc", GONE, "6.12.0", "", "x86_64", ""),
+        ("uprobe/libc:malloc", PLAIN, ("6.12.0", "none", "x86_64"), ""),
+        ("uretprobe/libc:malloc", PLAIN, ("6.12.0", "", "x86_64"), ""),
+        ("uprobe/libc:malloc", FILTERED, ("6.12.0", "", "x86_64"), ""),
+        ("uretprobe/libc:malloc", FILTERED, ("6.11.0-rc1", "", "x86_64"), "seccomp"),
+        ("uretprobe.s/libc:malloc", FILTERED, ("6.18.3", "", "x86_64"), "seccomp"),
+        ("uretprobe", FILTERED, ("7.0.0", "", "x86_64"), "seccomp"),
+        ("uretprobe/libc:malloc", FILTERED, ("6.10.14", "", "x86_64"), ""),
+        ("uretprobe/libc:malloc", SHADOW, ("6.6.0", "", "x86_64"), "shadow stack"),
+        ("uprobe/libc:malloc", SHADOW, ("6.6.0", "", "x86_64"), ""),
+        ("usdt/python:gc", SHADOW, ("6.12.0", "", "x86_64"), ""),
+        ("uprobe/libc:malloc", PLAIN, ("6.12.0", "integrity", "x86_64"), ""),
+        ("uprobe/libc:malloc", PLAIN, ("6.12.0", "confidentiality", "x86_64"), "lockdown"),
+        ("usdt/python:gc", PLAIN, ("6.12.0", "confidentiality", "x86_64"), "lockdown"),
+        ("uprobe/libc:malloc", PLAIN, ("6.12.0", "", "aarch64"), "arm64"),
+        ("usdt", PLAIN, ("6.12.0", "", "aarch64"), "arm64"),
+        ("uretprobe/libc:malloc", GONE, ("6.12.0", "", "x86_64"), ""),
         # What is not attached to a process cannot harm it.
-        ("tp_btf/sched_switch", FILTERED, "6.12.0", "confidentiality", "aarch64", ""),
-        ("kretprobe/do_exit", FILTERED, "6.12.0", "", "x86_64", ""),
+        ("tp_btf/sched_switch", FILTERED, ("6.12.0", "confidentiality", "aarch64"), ""),
+        ("kretprobe/do_exit", FILTERED, ("6.12.0", "", "x86_64"), ""),
     ],
 )
-def test_refusals(
-    proc: Path, section: str, tgid: int, kernel: str, lockdown: str, machine: str, reason: str
-) -> None:
-    why = refuse_user_probe(section, tgid, kernel, lockdown, machine, proc)
+def test_refusals(proc: Path, section: str, tgid: int, host: tuple[str, str, str], reason: str) -> None:
+    kernel, lockdown, machine = host
+    why = refuse_user_probe(section, tgid, kernel, lockdown=lockdown, machine=machine, proc=proc)
     assert reason in why
     assert bool(why) == bool(reason)
     if "stack" in reason or "seccomp" in reason:

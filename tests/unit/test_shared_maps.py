@@ -42,7 +42,8 @@ def test_a_ring_serves_at_most_four_cpus_up_to_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "shards"), [(1, 1), (2, 2), (4, 2), (8, 2), (9, 4), (16, 4), (17, 8), (64, 16), (256, 64), (512, 64)]
+    ("cpus", "shards"),
+    [(1, 1), (2, 2), (4, 2), (8, 2), (9, 4), (16, 4), (17, 8), (64, 16), (256, 64), (512, 64)],
 )
 def test_known_plans(cpus: int, shards: int) -> None:
     assert shard_plan(cpus, Collector().ring_bytes) == (shards, (8 << 20) // shards)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from whyspan.model import Batch, CgroupFact, FdFact, Finding, HttpHead, ProcessFact, ThreadFact
+from whyspan.model import Batch, Fact, Finding, HttpHead, ProcessFact, ThreadFact
 from whyspan_probes.schema import EVENT, EventType, Schema
 
 from tests.unit import timeline
@@ -63,22 +63,29 @@ SCHEMA = Schema(
 )
 
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
-FACTS = [
+FACTS: list[Fact] = [
     ProcessFact(SERVER, "server", service="svc", cgroup="/svc/web", cpus_allowed=2),
     ThreadFact(LOOP, SERVER, "loop"),
     ThreadFact(WORKER, SERVER, "worker"),
     ProcessFact(HOG, "hog"),
 ]
 
-#: struct http_piece: ts, first, recv, cookie, tid, tgid, seq, bytes, last, lport, rport, pad.
+#: struct http_piece: ts, first, recv, cookie, tid, tgid, seq, bytes, last, lport, rport, offset.
 PIECE = struct.Struct("<QQQQIIIHHHHI")
 
 
 def piece(
-    text: bytes, *, last: bool = True, cookie: int = COOKIE, seq: int = 0, first_ns: int = 100, ts_ns: int = 200
+    text: bytes,
+    *,
+    last: bool = True,
+    cookie: int = COOKIE,
+    seq: int = 0,
+    first_ns: int = 100,
+    ts_ns: int = 200,
+    offset: int = 0,
 ) -> bytes:
     """Return a piece of a request head as the blob ring delivers it."""
-    head = PIECE.pack(ts_ns, first_ns, 150, cookie, LOOP, SERVER, seq, len(text), last, 8000, 50000, 0)
+    head = PIECE.pack(ts_ns, first_ns, 150, cookie, LOOP, SERVER, seq, len(text), last, 8000, 50000, offset)
     return head + text
 
 
@@ -162,22 +169,27 @@ class Wire(EventBuilder):
         """The connection changes state; ``aux=1`` a reset is received."""
         return self.add("sock_state", ms, 0, aux=aux, cookie=cookie, new_state=new_state)
 
+    def woken(self, ms: float) -> Wire:
+        """The loop has just got a CPU because data came."""
+        self.wake(ms - 0.02, LOOP, context=2, vec=3).into(ms - 0.01, LOOP)
+        return self
+
     def served(self, ms: float, took_ms: float, cookie: int = COOKIE, seq: int = 0, **end: Any) -> Wire:
         """The loop wakes for a request, works on it all the time, answers and rests."""
-        self.wake(ms - 0.02, LOOP, context=2, vec=3).into(ms - 0.01, LOOP)
-        self.ask(ms, cookie, seq)
+        self.woken(ms).ask(ms, cookie, seq)
         last = ms + took_ms
-        self.send(last, LOOP, key=cookie).done(last, cookie=cookie, seq=seq, **end)
+        self.send(last, LOOP, key=cookie)
+        self.done(last, cookie=cookie, seq=seq, **end)
         self.out(last + 0.5, LOOP, nr=EPOLL_WAIT)
         return self
 
     def hindered(self, ms: float, took_ms: float, cookie: int = COOKIE, seq: int = 0, **end: Any) -> Wire:
         """The same, but the hog has the CPU for all but 2 ms of it while the loop is ready to run."""
-        self.wake(ms - 0.02, LOOP, context=2, vec=3).into(ms - 0.01, LOOP)
-        self.ask(ms, cookie, seq)
+        self.woken(ms).ask(ms, cookie, seq)
         last = ms + took_ms
         self.out(ms + 1, LOOP, 0, next_tid=HOG, flags=5, nr=-2).into(last - 1, LOOP, HOG)
-        self.send(last, LOOP, key=cookie).done(last, cookie=cookie, seq=seq, **end)
+        self.send(last, LOOP, key=cookie)
+        self.done(last, cookie=cookie, seq=seq, **end)
         self.out(last + 0.5, LOOP, nr=EPOLL_WAIT)
         return self
 
@@ -194,8 +206,7 @@ class Wire(EventBuilder):
             out.append(Batch(ns(now_ms), events[at:end], now_heads))
             at = end
         if out and facts:
-            known: list[ProcessFact | ThreadFact | CgroupFact | FdFact] = [*FACTS, *self.facts]
-            out[0].facts = known
+            out[0].facts = [*FACTS, *self.facts]
         return out
 
 

@@ -32,6 +32,7 @@ from whyspan.discovery import Discovery
 from whyspan.engine import Engine, Settings
 from whyspan.errors import WhyspanError
 from whyspan.log import setup
+from whyspan.model import Finding
 from whyspan.pipeline.source import LiveSource
 from whyspan.recording import Header, Writer
 
@@ -156,6 +157,7 @@ class Collector:
                         save_baseline(self._baseline_path, self._engine.baseline)
                     next_baseline_s = now_s + _BASELINE_EVERY_S
             self._step()
+            self._offer(self._engine.flush(time.monotonic_ns()))
         finally:
             self._close()
 
@@ -169,8 +171,7 @@ class Collector:
                 log.error("recording stopped: %s; what was written stays readable", e.strerror)
                 self._recording.close()
                 self._recording = None
-        for finding in self._engine.feed(batch):
-            self._client.offer(finding)
+        self._offer(self._engine.feed(batch))
         for key, total in self._engine.counts.items():
             before = self._counted.get(key, 0)
             if total > before:
@@ -178,6 +179,10 @@ class Collector:
                 self._counted[key] = total
         for name, n in batch.lost.items():
             self._client.count("lost_events", n, label=name)
+
+    def _offer(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            self._client.offer(finding)
 
     def _status(self) -> dict[str, Any]:
         link = self._client.stats()

@@ -118,7 +118,7 @@ class LiveSource:
         total = 0.0
         for tgid in self.discovery.found:
             try:
-                with open(f"/proc/{tgid}/stat") as f:  # noqa: PTH123 (half the cost of Path)
+                with open(f"/proc/{tgid}/stat") as f:
                     fields = f.read().rpartition(")")[2].split()
                 total += (int(fields[11]) + int(fields[12])) / tick
             except (OSError, IndexError, ValueError):
