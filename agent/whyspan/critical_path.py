@@ -211,6 +211,9 @@ class _Walk:
             asked = t
             thread = self.timelines.thread(tid)
             start, state, at, inferred = thread.before(t)
+            if start < 0:  # as it was when the window began: since when, and in what?
+                thread = self.timelines.longer(tid)
+                start, state, at, inferred = thread.before(t)
             floor = max(start, lo)
             if state == RUNNING and edge is None:
                 edge = self._edge(tid, start, t)

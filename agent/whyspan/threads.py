@@ -49,6 +49,7 @@ class Timelines:
         self._fd_kind = schema.kind("fd_block")
         self._threads: dict[int, ThreadTimeline] = {}
         self._rows: dict[int, Events] = {}
+        self._longer: set[int] = set()
         self._keyed: dict[tuple[str, str, int], Events] = {}
         self._selected: dict[str, Events] = {}
         self._switches: dict[int, Events] = {}
@@ -63,20 +64,16 @@ class Timelines:
         """Return every event whose subject is the thread, in time order, undecoded."""
         rows = self._rows.get(tid)
         if rows is None:
-            rows = joined([c.rows(tid) for c in self._chunks])
-            rows = self._rows[tid] = joined([*self._before(tid, rows), rows])
+            rows = self._rows[tid] = joined([c.rows(tid) for c in self._chunks])
         return rows
 
-    def _before(self, tid: int, rows: Events) -> list[Events]:
-        """The thread's rows in the youngest older chunk with a switch of it, if it has none before the window."""
+    def _before(self, tid: int) -> list[Events]:
+        """The thread's rows in the older chunks, back to the youngest one with a switch of it."""
         out, into, _ = self._layout.kinds
-        kind = rows["kind"]
-        known = rows["ts_ns"][(kind == out) | (kind == into)]
-        if len(known) and int(known[0]) <= self.start_ns:
-            return []
         found: list[Events] = []
         for chunk in self._older:
-            part = index_of(chunk, self.schema).rows(tid)
+            # Scanned, not indexed: this is rare, and an index costs a hundred scans.
+            part = chunk[chunk["tid"] == tid]
             if len(part):
                 found.insert(0, part)
                 if ((part["kind"] == out) | (part["kind"] == into)).any():
@@ -95,6 +92,16 @@ class Timelines:
             thread = ThreadTimeline(tid, self.rows(tid), self._layout, self._fd_kind, fd)
             self._threads[tid] = thread
         return thread
+
+    def longer(self, tid: int) -> ThreadTimeline:
+        """Return the timeline of a thread with what it did last before the window; for one that began it asleep."""
+        if tid not in self._longer:
+            self._longer.add(tid)
+            older = self._before(tid)
+            if older:
+                self._rows[tid] = joined([*older, self.rows(tid)])
+                self._threads.pop(tid, None)
+        return self.thread(tid)
 
     def watched(self, tid: int) -> bool:
         """Return whether the thread's context switches are seen."""
