@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import tracefs
 from tests.bench import cost, ingest, stitch
 from tests.demo.procs import ROOT
 
@@ -98,7 +99,8 @@ def main() -> int:
     for name in args.only or PARTS:
         print(f"{name}: {PARTS[name].__doc__}", flush=True)
         began = time.monotonic()
-        summary |= PARTS[name](args.out.parent)
+        with tracefs.mounted():
+            summary |= PARTS[name](args.out.parent)
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
     args.out.write_text(json.dumps(summary, indent=2) + "\n")
     for key, (limit, less) in TARGETS.items():

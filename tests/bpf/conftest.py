@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from whyspan_probes import features
 from whyspan_probes.registry import Found, discover
 
 from tests.bpf.child import Child
 from tests.bpf.watcher import Watcher
 from tests.conftest import lacking
-
-TRACEFS = "/sys/kernel/tracing"
+from tests.tracefs import mounted
 
 Watch = Callable[..., Watcher]
 Spawn = Callable[..., Child]
@@ -23,12 +20,11 @@ Spawn = Callable[..., Child]
 @pytest.fixture(scope="session", autouse=True)
 def tracefs() -> Iterator[None]:
     """Syscall tracepoints need tracefs: mount it where it is missing, and leave the host as it was found."""
-    if lacking("bpf") or features.tracefs():
+    if lacking("bpf"):
         yield
         return
-    subprocess.run(["mount", "-t", "tracefs", "tracefs", TRACEFS], check=True)
-    yield
-    subprocess.run(["umount", TRACEFS], check=False)
+    with mounted():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from tests import tracefs
 from tests.demo import report, truth
 from tests.demo.agent import Agent
 from tests.demo.cgroups import CpuGroup
@@ -55,6 +56,7 @@ class Demo:
 
     def start_world(self) -> tuple[World, subprocess.Popen[bytes]]:
         """The log reader, the server in its group on the last CPU, the load on the first."""
+        CLEANUP.enter_context(tracefs.mounted())
         groups = [CpuGroup(name) for name in ("server", "hog")]
         for group in groups:
             CLEANUP.callback(group.remove)
