@@ -71,8 +71,8 @@ class SharedMaps:
             "whyspan_blobs": blobs,
         }
         self.rings = [EventRing(fd, each) for fd in fds]
-        # A sixteenth: several CPUs and several objects, each with its own count, share a ring.
-        self.wake_every = max(1, each // RECORD_BYTES // 16)
+        # An eighth: several CPUs and several objects, each with its own count, share a ring.
+        self.wake_every = max(1, each // RECORD_BYTES // 8)
         # Edge-triggered: a ring with something in it is always "ready", only a forced wake-up is news.
         self.waiter = select.epoll()
         for fd in fds:

@@ -20,31 +20,36 @@ from tests.bench.ports import free_port
 from tests.demo.procs import python, spawn, stop
 
 
+def _place(t: dict[str, Any]) -> tuple[int, int, int]:
+    """A client port may be in use towards both servers at once."""
+    return t["lport"], t["rport"], t["seq"]
+
+
 def judge(truth: list[dict[str, Any]], heads: list[HttpHead], ended: list[Request]) -> dict[str, Any]:
     """Hold the requests seen against the client's truth.
 
     Right: found once, by connection and position, with its own trace id (or a generated one where it sent none or
     a malformed one), route, method and status, and an end within the client's window. Wrong: another request's id.
     """
-    sent_ids = {t["trace_id"]: (t["lport"], t["seq"]) for t in truth if t["trace_id"]}
+    sent_ids = {t["trace_id"]: _place(t) for t in truth if t["trace_id"]}
     heads_at = {(h.cookie, h.seq): h for h in heads}
-    found: dict[tuple[int, int], Request] = {}
+    found: dict[tuple[int, int, int], Request] = {}
     twice = 0
     for r in ended:
         head = heads_at.get((r.cookie, r.seq))
         if head is None:
             continue
-        key = (head.rport, r.seq)
+        key = (head.rport, head.lport, r.seq)
         twice += key in found
         found[key] = r
     right = wrong = missing = 0
     for t in truth:
-        got = found.get((t["lport"], t["seq"]))
+        got = found.get(_place(t))
         if got is None:
             missing += 1
             continue
         owner = sent_ids.get(got.trace_id)
-        if (owner and owner != (t["lport"], t["seq"])) or got.request_id != t["request_id"]:
+        if (owner and owner != _place(t)) or got.request_id != t["request_id"]:
             wrong += 1
             continue
         own = got.trace_id == t["trace_id"] if t["valid"] else got.trace_id_source == "generated"

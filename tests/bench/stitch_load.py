@@ -1,7 +1,7 @@
 """Stitching workload: many concurrent requests, keep-alive and pipelined, with the truth written down.
 
-``--out`` gets one JSON line per request: ``lport`` (the client's source port), ``seq`` (position on the
-connection, from 0), ``traceparent`` (as sent, or null), ``valid`` (whether it is one by W3C Trace Context),
+``--out`` gets one JSON line per request: ``lport`` and ``rport`` (the client's and the server's port), ``seq``
+(position on the connection, from 0), ``traceparent`` (as sent, or null), ``valid`` (whether it is one by W3C),
 ``trace_id`` (when valid), ``request_id``, ``route``, ``method``, ``pipelined``, ``sent_ns``, ``end_ns``
 (CLOCK_MONOTONIC), ``status``. Ids are random, in random order; the seed makes the requests repeatable.
 """
@@ -34,6 +34,7 @@ class Sent:
     trace_id: str | None
     pipelined: bool
     lport: int = 0
+    rport: int = 0
     seq: int = 0
     sent_ns: int = 0
     end_ns: int = 0
@@ -122,7 +123,8 @@ class Connection:
         reading = asyncio.create_task(self._read(reader))
         for seq, sent in enumerate(self.requests):
             await self._slots.acquire()
-            sent.lport, sent.seq, sent.sent_ns = lport, seq, time.monotonic_ns()
+            sent.lport, sent.rport, sent.seq = lport, self.port, seq
+            sent.sent_ns = time.monotonic_ns()
             writer.write(encode(sent, self.port, self.rng))
             await writer.drain()
         await asyncio.wait_for(reading, TIMEOUT_S)
