@@ -99,6 +99,7 @@ class Governor:
                 if key in self._before and key in after:
                     ns += after[key].run_ns - self._before[key].run_ns
                     hits += after[key].runs - self._before[key].runs
+            p.state.missed = sum(s.missed for (name, _), s in after.items() if name == p.probe.name)
             p.state.hits_per_s = hits / elapsed
             p.state.ns_per_hit = ns / hits if hits else 0.0
             p.state.core_ratio = ns / 1e9 / elapsed

@@ -71,13 +71,14 @@ class EventRing:
         if count <= 0:
             return np.empty((0, _WORDS), dtype=np.uint64)
         first = (consumed % self._ring.size) // RECORD_BYTES
+        # The headers first: one copy of everything may read the end of a record before its busy bit.
+        flags = self._rows[first : first + count, 0] & (_BUSY | _DISCARD)
+        busy = (flags & _BUSY) != 0
+        if busy.any():
+            count = int(busy.argmax())
         rows = self._rows[first : first + count].copy()
-        flags = rows[:, 0] & (_BUSY | _DISCARD)
         if flags.any():
-            busy = (flags & _BUSY) != 0
-            if busy.any():
-                count = int(busy.argmax())
-            rows = rows[:count][flags[:count] == 0]
+            rows = rows[flags[:count] == 0]
         self._ring.consumer[0] = consumed + count * RECORD_BYTES
         return rows
 

@@ -131,8 +131,8 @@ struct {
 } sched_named SEC(".maps");
 
 /*
- * Processes just gone: tgid -> start time. Threads that die together pass the tracepoint in any order, so that some
- * come after the one that ended the process.
+ * Processes just gone: tgid -> start time. Threads that die together pass the tracepoint in any order, so
+ * that some come after the one that ended the process.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -344,7 +344,8 @@ int BPF_PROG(sched_exit_tp, struct task_struct *p)
 			return 0;
 	} else if (BPF_CORE_READ(p, signal, live.counter) <= 0) {
 		bpf_map_update_elem(&sched_dead, &tgid, &start, BPF_ANY);
-		gone = !bpf_map_delete_elem(&whyspan_watched, &tgid); /* of threads that die together, one says so */
+		gone = !bpf_map_delete_elem(&whyspan_watched,
+					    &tgid); /* of threads that die together, one says so */
 	}
 	e = whyspan_reserve(KIND_sched_exit, bpf_ktime_get_ns(), p->pid, tgid, gone);
 	if (e) {

@@ -116,6 +116,6 @@ def test_it_loads_attaches_and_decodes(folder: Path, spawn: Spawn, only_odd: int
         assert all(c.startswith(b"python") for c in rows["comm"].tolist())
         assert w.count("newcomer_early") == 0
         assert w.count("sched_exit") == 0  # the others run beside it, under their own kinds
-        assert w.count("sched_switch_in", tid=child.tgid) > 0
+        assert w.count("sched_switch_out", tid=child.tgid) > 0
     finally:
         w.close()

@@ -19,7 +19,7 @@ from whyspan_probes.state import ProbeState
 from whyspan import hostfacts
 from whyspan.discovery import Discovery
 from whyspan.heads import HeadAssembler
-from whyspan.model import Batch, Fact
+from whyspan.model import Batch, Fact, ProcessFact
 
 log = logging.getLogger("whyspan.collector")
 
@@ -27,6 +27,7 @@ _SCAN_EVERY_S = 5.0
 _FACTS_EVERY_S = 2.0
 _MAX_FDS_PER_BATCH = 32
 _MAX_KNOWN = 8192
+_MAX_REFRESHED = 200  # processes and cgroups looked at again per refresh
 
 
 class LiveSource:
@@ -59,7 +60,7 @@ class LiveSource:
         self._services: list[str] = []
         self._threads: dict[int, set[int]] = {}  # by tgid, the threads already named
         self._fds: OrderedDict[tuple[int, int, int], None] = OrderedDict()
-        self._cgroups: dict[int, str] = {}
+        self._described: dict[int, ProcessFact] = {}
         self._next_scan_s = self._next_facts_s = 0.0
         self._pending: list[Fact] = []
         self._parts: list[Words] = []  # records taken between two batches
@@ -77,7 +78,7 @@ class LiveSource:
         for tgid in gone:
             self.session.maps.unwatch(tgid)
             self._threads.pop(tgid, None)
-            self._cgroups.pop(tgid, None)
+            self._described.pop(tgid, None)
             log.info("process %d is gone", tgid)
 
     def wait(self, timeout_s: float) -> None:
@@ -144,16 +145,18 @@ class LiveSource:
         fact = hostfacts.process_fact(tgid, service)
         if fact is None:
             return
-        self._pending.append(fact)
-        self._cgroups[tgid] = fact.cgroup
+        if fact != self._described.get(tgid):
+            self._pending.append(fact)
+            self._described[tgid] = fact
         self._pending += hostfacts.thread_facts(tgid, self._threads.setdefault(tgid, set()))
 
     def _refresh(self) -> list[Fact]:
-        """New threads' names, and the quotas, which somebody may have just changed."""
-        out: list[Fact] = []
-        for tgid in list(self.discovery.found):
-            out += hostfacts.thread_facts(tgid, self._threads.setdefault(tgid, set()))
-        for path in sorted(set(self._cgroups.values())):
+        """New threads' names, and what somebody may have just changed: cgroup, CPU mask, quota."""
+        before = len(self._pending)
+        for found in list(self.discovery.found.values())[:_MAX_REFRESHED]:
+            self._describe(found.tgid, found.service)
+        out, self._pending = self._pending[before:], self._pending[:before]
+        for path in sorted({fact.cgroup for fact in self._described.values()})[:_MAX_REFRESHED]:
             out += hostfacts.cgroup_facts(path)
         return out
 
@@ -179,7 +182,7 @@ class LiveSource:
                     log.info("process %d has ended", tgid)
                 self.discovery.forget(tgid)
                 self._threads.pop(tgid, None)
-                self._cgroups.pop(tgid, None)
+                self._described.pop(tgid, None)
         out, self._pending = self._pending[before:], self._pending[:before]
         return out + self._descriptors(events)
 
