@@ -89,7 +89,7 @@ class Slo(Objectives, frozen=True):
 class Collector(_Section, frozen=True):
     """The process that holds the probes."""
 
-    drain_interval_ms: Annotated[int, Meta(ge=10, le=5000)] = 250
+    drain_interval_ms: Annotated[int, Meta(ge=10, le=5000)] = 500
     ring_bytes: Annotated[int, Meta(ge=64 << 10, le=16 << 20)] = 8 << 20  # all rings together
     window_s: Annotated[int, Meta(ge=5, le=3600)] = 60
     recorder_mb: Annotated[int, Meta(ge=1, le=1024)] = 32

@@ -12,7 +12,7 @@ from whyspan_probes.rings import RECORD_BYTES, BlobRing, DropCounters, EventRing
 
 MAX_SHARDS = 64  # whyspan.bpf.h
 MAX_KINDS = 256
-MAX_WATCHED = 16384
+MAX_WATCHED = 2048
 _BPF_MAP_TYPE_HASH, _BPF_MAP_TYPE_PERCPU_ARRAY = 1, 6
 _BPF_F_NO_PREALLOC = 1
 MAX_RING_BYTES = 16 << 20  # all rings together; each counts twice in RSS
@@ -71,8 +71,8 @@ class SharedMaps:
             "whyspan_blobs": blobs,
         }
         self.rings = [EventRing(fd, each) for fd in fds]
-        # An eighth: several CPUs and several objects, each with its own count, share a ring.
-        self.wake_every = max(1, each // RECORD_BYTES // 8)
+        # Once per sixteenth of a ring, on average.
+        self.wake_below = (1 << 32) // max(2, each // RECORD_BYTES // 16)
         # Edge-triggered: a ring with something in it is always "ready", only a forced wake-up is news.
         self.waiter = select.epoll()
         for fd in fds:
