@@ -99,8 +99,7 @@ static __always_inline void whyspan_describe_file(struct file *file, struct whys
 	case S_IFSOCK:
 		out->kind = FILE_SOCKET;
 		sk = whyspan_sock_of(file);
-		out->key =
-			BPF_CORE_READ(sk, __sk_common.skc_family) == 1 ? whyspan_key(sk) : whyspan_cookie(sk);
+		out->key = BPF_CORE_READ(sk, __sk_common.skc_family) == 1 ? out->inode : whyspan_cookie(sk);
 		out->lport = BPF_CORE_READ(sk, __sk_common.skc_num);
 		out->rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
 		break;

@@ -187,7 +187,10 @@ static __always_inline int on_switch(bool preempt, struct task_struct *prev, str
 				     __u32 prev_state)
 {
 	__u32 prev_tgid = prev->tgid, next_tgid = next->tgid;
-	bool out = whyspan_is_watched(prev_tgid), in = whyspan_is_watched(next_tgid);
+	/* Kernel threads, the idle task among them, are never watched: no look-up for half of all switches.
+	 */
+	bool out = !(prev->flags & PF_KTHREAD) && whyspan_is_watched(prev_tgid);
+	bool in = prev_tgid == next_tgid ? out : !(next->flags & PF_KTHREAD) && whyspan_is_watched(next_tgid);
 	__u64 now;
 
 	if (!out && !in)

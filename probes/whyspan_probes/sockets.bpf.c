@@ -570,7 +570,6 @@ struct op {
 	__u64 key;
 	__u64 peer;
 	__u64 sock_key; /* of an internet socket, beside its cookie */
-	__u64 inode;	/* of a unix socket */
 	__u64 offset;
 	__u32 bytes;
 	__u32 family;
@@ -736,10 +735,8 @@ static __always_inline void http_send(const struct op *op, struct conn *c, __u64
 	}
 }
 
-/* Positions in a unix socket's streams; the kernel keeps none. An address is soon another socket's: see the
- * inode. */
+/* Positions in a unix socket's streams, by inode; the kernel keeps none. */
 struct streams {
-	__u64 inode;
 	__u64 in_bytes;
 	__u64 out_bytes;
 };
@@ -755,8 +752,8 @@ static __always_inline void count_stream(struct op *op, bool recv)
 {
 	struct streams *streams = bpf_map_lookup_elem(&sockets_streams, &op->key);
 
-	if (!streams || streams->inode != op->inode) {
-		struct streams fresh = { .inode = op->inode };
+	if (!streams) {
+		struct streams fresh = {};
 
 		if (recv)
 			fresh.in_bytes = op->bytes;
@@ -772,9 +769,9 @@ static __always_inline void count_stream(struct op *op, bool recv)
 		streams->out_bytes += op->bytes;
 }
 
-static __always_inline int on_data(struct op *op, bool recv)
+static __always_inline int on_data(struct op *op, __u64 id, bool recv)
 {
-	__u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
+	__u64 now = bpf_ktime_get_ns();
 	struct conn *c;
 
 	if (op->family == AF_UNIX)
@@ -800,9 +797,8 @@ static __always_inline bool describe(struct sock *sk, int bytes, bool recv, stru
 
 		if (!unix_sock)
 			return false;
-		op->key = whyspan_key(sk);
-		op->peer = whyspan_key(unix_sock->peer);
-		op->inode = sk->sk_socket->file->f_inode->i_ino;
+		op->key = sk->sk_socket->file->f_inode->i_ino;
+		op->peer = unix_sock->peer->sk_socket->file->f_inode->i_ino;
 		return true;
 	}
 	if (op->family == AF_INET || op->family == AF_INET6) {
@@ -811,7 +807,7 @@ static __always_inline bool describe(struct sock *sk, int bytes, bool recv, stru
 		if (!tcp)
 			return false;
 		op->key = bpf_get_socket_cookie(sk);
-		op->sock_key = whyspan_key(sk);
+		op->sock_key = recv ? whyspan_key(sk) : 0;
 		op->lport = sk->__sk_common.skc_num;
 		op->rport = bpf_ntohs(sk->__sk_common.skc_dport);
 		/* TCP's own sequence space: both ends agree on it. */
@@ -824,21 +820,23 @@ static __always_inline bool describe(struct sock *sk, int bytes, bool recv, stru
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(sockets_recv_tp, struct sock *sk, int ret, int flags)
 {
+	__u64 id = bpf_get_current_pid_tgid();
 	struct op op = {};
 
-	if (ret <= 0 || (flags & MSG_PEEK) || !whyspan_is_watched(bpf_get_current_pid_tgid() >> 32))
+	if (ret <= 0 || (flags & MSG_PEEK) || !whyspan_is_watched(id >> 32))
 		return 0;
-	return describe(sk, ret, true, &op) ? on_data(&op, true) : 0;
+	return describe(sk, ret, true, &op) ? on_data(&op, id, true) : 0;
 }
 
 SEC("tp_btf/sock_send_length")
 int BPF_PROG(sockets_send_tp, struct sock *sk, int ret, int flags)
 {
+	__u64 id = bpf_get_current_pid_tgid();
 	struct op op = {};
 
-	if (ret <= 0 || !whyspan_is_watched(bpf_get_current_pid_tgid() >> 32))
+	if (ret <= 0 || !whyspan_is_watched(id >> 32))
 		return 0;
-	return describe(sk, ret, false, &op) ? on_data(&op, false) : 0;
+	return describe(sk, ret, false, &op) ? on_data(&op, id, false) : 0;
 }
 
 /* The same from a socket found through a descriptor, which must be read with care. */
@@ -847,9 +845,8 @@ static __always_inline bool describe_untrusted(struct sock *sk, int bytes, bool 
 	op->family = BPF_CORE_READ(sk, __sk_common.skc_family);
 	op->bytes = bytes;
 	if (op->family == AF_UNIX) {
-		op->key = whyspan_key(sk);
-		op->peer = whyspan_key(BPF_CORE_READ((struct unix_sock *)sk, peer));
-		op->inode = BPF_CORE_READ(sk, sk_socket, file, f_inode, i_ino);
+		op->key = BPF_CORE_READ(sk, sk_socket, file, f_inode, i_ino);
+		op->peer = BPF_CORE_READ((struct unix_sock *)sk, peer, sk_socket, file, f_inode, i_ino);
 		return true;
 	}
 	if ((op->family == AF_INET || op->family == AF_INET6) && BPF_CORE_READ(sk, sk_type) == SOCK_STREAM) {
@@ -877,19 +874,19 @@ static __always_inline struct sock *socket_of(__u32 fd)
 
 static __noinline int on_call_exit(long ret, bool recv)
 {
-	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	struct whyspan_call call = { .nr = -2 };
+	__u64 id = bpf_get_current_pid_tgid();
 	struct op op = {};
 	struct sock *sk;
 
-	if (ret <= 0 || ret > 0x7fffffff || !whyspan_is_watched(tgid))
+	if (ret <= 0 || ret > 0x7fffffff || !whyspan_is_watched(id >> 32))
 		return 0;
 	whyspan_read_call(bpf_get_current_task_btf(), &call);
 	if ((call.nr == NR_RECVFROM && (call.arg[3] & MSG_PEEK)) ||
 	    (call.nr == NR_RECVMSG && (call.arg[2] & MSG_PEEK)))
 		return 0;
 	sk = socket_of(call.arg[0]);
-	return sk && describe_untrusted(sk, ret, recv, &op) ? on_data(&op, recv) : 0;
+	return sk && describe_untrusted(sk, ret, recv, &op) ? on_data(&op, id, recv) : 0;
 }
 
 #define CALL_EXIT(call, recv)                                                                                \

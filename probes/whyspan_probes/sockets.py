@@ -7,8 +7,8 @@ from whyspan_probes.probe import Cost, Hook, Probe
 _CALLS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg", "sendfile64")
 _DATA = {
     "aux": "address family: 1 unix, 2 and 10 internet",
-    "key": "socket cookie, or opaque key of a unix socket",
-    "peer": "opaque key of a unix socket's peer",
+    "key": "socket cookie, or inode of a unix socket",
+    "peer": "inode of a unix socket's peer",
     "offset": "position in the stream of the first byte",
     "bytes": "bytes moved",
     "lport": "local port",

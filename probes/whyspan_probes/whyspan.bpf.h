@@ -128,8 +128,8 @@ static __always_inline void *whyspan_reserve(__u32 index, __u64 ts_ns, __u32 tid
 }
 
 /*
- * The reader comes by on a timer; a flood must not have to wait for it. One record in so many wakes it, drawn by
- * its time stamp: a counter would cost a cache miss for every record.
+ * The reader comes by on a timer; a flood must not have to wait for it. One record in so many wakes it, drawn
+ * by its time stamp: a counter would cost a cache miss for every record.
  */
 static __always_inline void whyspan_submit(void *event)
 {
