@@ -170,7 +170,7 @@ class LoadedProbe:
             "whyspan_run": {
                 "key_secret": self._secret,
                 "shard_mask": self._maps.shards - 1,
-                "wake_below": self._maps.wake_below,
+                "wake_every": self._maps.wake_every,
                 "kind_base": self.kind_base,
             },
             "cfg": config,

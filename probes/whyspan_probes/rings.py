@@ -6,7 +6,6 @@ import ctypes as ct
 import mmap
 import os
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,10 @@ _RECORD: np.dtype[Any] = np.dtype([("header", "<u8"), ("event", EVENT)])
 assert _RECORD.itemsize == RECORD_BYTES
 
 Words = npt.NDArray[np.uint64]
+
+_FIRST_ROWS = 4096
+#: Rows looked at and copied at a time: they stay in the second-level cache between the two.
+_PIECE_ROWS = 2048
 
 
 class _Mapping:
@@ -54,6 +57,44 @@ def create_ring(name: str, size: int) -> int:
     )
 
 
+class RowBuffer:
+    """Records taken out of rings, in the order taken; handed over as one array without another copy."""
+
+    def __init__(self) -> None:
+        self._rows: Words = np.empty((_FIRST_ROWS, _WORDS), dtype=np.uint64)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    def append(self, rows: Words) -> None:
+        """Copy *rows*, of shape (n, 8), to the end."""
+        end = self._used + len(rows)
+        if end > len(self._rows):
+            # Pages of the new array that are never written are never made.
+            grown: Words = np.empty((max(len(self._rows) * 3 // 2, end), _WORDS), dtype=np.uint64)
+            grown[: self._used] = self._rows[: self._used]
+            self._rows = grown
+        self._rows[self._used : end] = rows
+        self._used = end
+
+    def take(self) -> Events:
+        """Return everything as one EVENT array, by time (equal times in the order taken), and begin anew."""
+        rows = self._rows[: self._used]
+        if not self._used:
+            return np.empty(0, dtype=EVENT)
+        times = rows[:, 1]
+        if (times[1:] < times[:-1]).any():
+            # timsort: linear on a few sorted runs. The copy leaves the buffer to be used again.
+            rows = rows.take(np.argsort(times, kind="stable"), axis=0)
+        else:
+            # As large as this one and a quarter: a steady flow does not outgrow it.
+            self._rows = np.empty((max(_FIRST_ROWS, self._used * 5 // 4), _WORDS), dtype=np.uint64)
+        self._used = 0
+        events: Events = rows.view(_RECORD).reshape(-1)["event"]
+        return events
+
+
 class EventRing:
     """A ring of fixed-size records, seen as rows of eight 64-bit words."""
 
@@ -61,45 +102,33 @@ class EventRing:
         self._ring = _Mapping(fd, size)
         self._rows = self._ring.data.reshape(-1, _WORDS)
 
-    def drain(self) -> Words:
-        """Take all complete records: a fresh array of shape (n, 8), in ring order.
+    def drain(self, into: RowBuffer) -> None:
+        """Take all complete records, in ring order.
 
         Stops at a record still being written, and leaves out discarded ones.
         """
         consumed = int(self._ring.consumer[0])
-        count = (int(self._ring.producer[0]) - consumed) // RECORD_BYTES
-        if count <= 0:
-            return np.empty((0, _WORDS), dtype=np.uint64)
-        first = (consumed % self._ring.size) // RECORD_BYTES
-        # The headers first: one copy of everything may read the end of a record before its busy bit.
-        flags = self._rows[first : first + count, 0] & (_BUSY | _DISCARD)
-        busy = (flags & _BUSY) != 0
-        if busy.any():
-            count = int(busy.argmax())
-        rows = self._rows[first : first + count].copy()
-        if flags.any():
-            rows = rows[flags[:count] == 0]
-        self._ring.consumer[0] = consumed + count * RECORD_BYTES
-        return rows
+        end = int(self._ring.producer[0])
+        while consumed < end:
+            first = (consumed % self._ring.size) // RECORD_BYTES
+            count = min((end - consumed) // RECORD_BYTES, _PIECE_ROWS)
+            rows = self._rows[first : first + count]
+            # The headers first: one copy of everything may read the end of a record before its busy bit.
+            flags = rows[:, 0] & (_BUSY | _DISCARD)
+            if flags.any():
+                busy = (flags & _BUSY) != 0
+                if busy.any():
+                    count = int(busy.argmax())
+                    end = consumed + count * RECORD_BYTES
+                rows = rows[:count][flags[:count] == 0]
+            into.append(rows)
+            consumed += count * RECORD_BYTES
+            self._ring.consumer[0] = consumed
 
     def close(self) -> None:
         """Unmap and close the ring."""
         del self._rows
         self._ring.close()
-
-
-def merge(parts: Sequence[Words]) -> Events:
-    """Merge drained records by time into one EVENT array. Equal times keep their order."""
-    filled = [p for p in parts if len(p)]
-    if not filled:
-        return np.empty(0, dtype=EVENT)
-    rows = filled[0] if len(filled) == 1 else np.concatenate(filled)
-    times = rows[:, 1]
-    if (times[1:] < times[:-1]).any():
-        # timsort: linear on a few sorted runs
-        rows = rows.take(np.argsort(times, kind="stable"), axis=0)
-    events: Events = rows.view(_RECORD).reshape(-1)["event"]
-    return events
 
 
 class BlobRing:

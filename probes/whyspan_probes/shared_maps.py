@@ -71,8 +71,8 @@ class SharedMaps:
             "whyspan_blobs": blobs,
         }
         self.rings = [EventRing(fd, each) for fd in fds]
-        # Once per sixteenth of a ring, on average.
-        self.wake_below = (1 << 32) // max(2, each // RECORD_BYTES // 16)
+        # An eighth: several CPUs and several objects, each with its own count, share a ring.
+        self.wake_every = max(1, each // RECORD_BYTES // 8)
         # Edge-triggered: a ring with something in it is always "ready", only a forced wake-up is news.
         self.waiter = select.epoll()
         for fd in fds:

@@ -39,7 +39,7 @@ struct whyspan_head {
 const volatile struct {
 	__u64 key_secret; /* kernel addresses leave the kernel only XORed with this */
 	__u32 shard_mask; /* number of rings - 1, a power of two minus one */
-	__u32 wake_below; /* 2^32 / records per wake-up of the reader; 0 = never */
+	__u32 wake_every; /* wake the reader once per so many records of a CPU; 0 = never */
 	__u16 kind_base;
 	__u16 _pad[3];
 } whyspan_run;
@@ -63,6 +63,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } whyspan_drops SEC(".maps");
+
+/* Records of this object submitted on a CPU since the reader was last woken for them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} whyspan_unread SEC(".maps");
 
 /* Watched processes by tgid; the value is the loader's number of the service. */
 struct {
@@ -128,15 +136,20 @@ static __always_inline void *whyspan_reserve(__u32 index, __u64 ts_ns, __u32 tid
 }
 
 /*
- * The reader comes by on a timer; a flood must not have to wait for it. One record in so many wakes it, drawn
- * by its time stamp: a counter would cost a cache miss for every record.
+ * The reader comes by on a timer; a flood must not have to wait for it. Counted, not drawn: a ring must not
+ * overflow by bad luck, and waking the reader rarely lets it read lines that have left this CPU's cache, at
+ * half the cost.
  */
 static __always_inline void whyspan_submit(void *event)
 {
-	__u64 ts_ns = ((struct whyspan_head *)event)->ts_ns;
-	__u32 draw = (ts_ns * 0x9e3779b97f4a7c15ull) >> 32; /* Fibonacci hashing: the high bits are even */
+	__u32 zero = 0, *count = bpf_map_lookup_elem(&whyspan_unread, &zero);
+	__u64 flags = BPF_RB_NO_WAKEUP;
 
-	bpf_ringbuf_submit(event, draw < whyspan_run.wake_below ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	if (count && ++*count == whyspan_run.wake_every) {
+		*count = 0;
+		flags = BPF_RB_FORCE_WAKEUP;
+	}
+	bpf_ringbuf_submit(event, flags);
 }
 
 /* One record is 64 bytes in the ring; keep each type in BTF through a global pointer that nobody reads. */

@@ -13,7 +13,7 @@ from whyspan.pipeline.collector import keep_memory
 from whyspan.recorder import Recorder
 from whyspan_probes.loader import Session
 from whyspan_probes.registry import discover
-from whyspan_probes.rings import Words, merge
+from whyspan_probes.rings import RowBuffer
 
 from tests.demo.procs import ROOT
 
@@ -37,7 +37,7 @@ def build(directory: Path) -> tuple[Path, Path]:
 def run(
     directory: Path, *, rate: int = 1_000_000, seconds: float = 10.0, ring_bytes: int = 8 << 20
 ) -> dict[str, Any]:
-    """Flood at *rate* for *seconds*; drain on the other CPU, through merge and recorder."""
+    """Flood at *rate* for *seconds*; drain on the other CPU, into the recorder."""
     folder, program = build(directory)
     keep_memory()
     session = Session(discover([folder]), ring_bytes)
@@ -45,7 +45,7 @@ def run(
         session.attach({"flood": {"nr": GETPPID}})
         if session.probes[0].state.state != "attached":
             raise RuntimeError(session.probes[0].state.reason)
-        recorder = Recorder(60_000_000_000, 64 << 20)
+        recorder = Recorder(60_000_000_000, 32 << 20)
         os.sched_setaffinity(0, {0})
         # Stopped until it is watched, so that the count is exact.
         flood = subprocess.Popen(
@@ -57,17 +57,17 @@ def run(
         flood.send_signal(18)
         received = 0
         busy_s = 0.0
-        parts: list[Words] = []
+        rows = RowBuffer()
         due_s = 0.0
         done = False
         while not done:
             done = flood.poll() is not None
             started = time.thread_time()
-            parts += [ring.drain() for ring in session.maps.rings]
+            for ring in session.maps.rings:
+                ring.drain(rows)
             if done or time.monotonic() >= due_s:  # as the collector does: a batch every 250 ms
                 due_s = time.monotonic() + _BATCH_S
-                events = merge(parts)
-                parts.clear()
+                events = rows.take()
                 recorder.add(Batch(time.monotonic_ns(), events))
                 received += len(events)
                 del events

@@ -10,7 +10,7 @@ from whyspan.heads import HeadAssembler
 from whyspan.model import Batch, HttpHead
 from whyspan_probes.loader import Session
 from whyspan_probes.registry import Found
-from whyspan_probes.rings import merge
+from whyspan_probes.rings import RowBuffer
 from whyspan_probes.schema import EVENT, Events, Schema
 from whyspan_probes.state import ProbeState
 
@@ -55,7 +55,10 @@ class Watcher:
 
     def drain(self) -> Batch:
         """Take what has arrived, keep it and return it."""
-        events = merge([ring.drain() for ring in self.session.maps.rings])
+        rows = RowBuffer()
+        for ring in self.session.maps.rings:
+            ring.drain(rows)
+        events = rows.take()
         blobs = self.session.maps.blobs.drain()
         heads = self._assembler.feed(blobs)
         self.blobs += blobs

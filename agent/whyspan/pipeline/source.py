@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from whyspan_probes.loader import Session
 from whyspan_probes.registry import Found as FoundProbe
-from whyspan_probes.rings import Words, merge
+from whyspan_probes.rings import RowBuffer
 from whyspan_probes.schema import Events, Schema
 from whyspan_probes.state import ProbeState
 
@@ -63,7 +63,7 @@ class LiveSource:
         self._described: dict[int, ProcessFact] = {}
         self._next_scan_s = self._next_facts_s = 0.0
         self._pending: list[Fact] = []
-        self._parts: list[Words] = []  # records taken between two batches
+        self._rows = RowBuffer()
         self._stopped = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.session.maps.waiter.register(self._wake, select.EPOLLIN)
@@ -86,7 +86,7 @@ class LiveSource:
         end_s = time.monotonic() + timeout_s
         while (left_s := end_s - time.monotonic()) > 0:
             if self.session.wait(left_s) and not self._stopped:
-                self._parts += [ring.drain() for ring in self.session.maps.rings]
+                self._take()
             if self._stopped:
                 return
 
@@ -99,8 +99,8 @@ class LiveSource:
         """Take everything that has arrived. Times before the batch's ``now_ns`` are complete."""
         now_ns = time.monotonic_ns()
         # Events first: then the head of every response in them is already in the blob ring.
-        parts, self._parts = self._parts, []
-        events = merge([*parts, *(ring.drain() for ring in self.session.maps.rings)])
+        self._take()
+        events = self._rows.take()
         heads = self._heads.feed(self.session.maps.blobs.drain())
         facts, self._pending = self._pending, []
         facts += self._follow(events)
@@ -130,6 +130,10 @@ class LiveSource:
         """Detach everything."""
         self.session.close()
         os.close(self._wake)
+
+    def _take(self) -> None:
+        for ring in self.session.maps.rings:
+            ring.drain(self._rows)
 
     def _watch(self, tgid: int, service: str) -> None:
         if service not in self._services:
