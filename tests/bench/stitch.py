@@ -19,7 +19,6 @@ from tests.bench import servers
 from tests.bench.ports import free_port
 from tests.demo.procs import python, spawn, stop
 
-
 #: How long a send may take to return after its bytes can be read: preempted at worst. Not an error of identity.
 SEND_RETURNS_NS = 20_000_000
 

@@ -32,20 +32,20 @@ def set_name(name: str) -> None:
 
 def spawn(
     argv: Sequence[str],
-    cpu: int,
+    cpu: int | set[int],
     *,
     before_exec: Callable[[], None] | None = None,
     deadly: signal.Signals = signal.SIGKILL,
     **kwargs: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a child pinned to ``cpu`` that gets ``deadly`` when the demo dies, even by SIGKILL.
+    """Start a child pinned to ``cpu`` (one or several) that gets ``deadly`` when the demo dies, even by SIGKILL.
 
     Own session: Ctrl-C reaches only the demo, which then stops its children in order.
     """
 
     def prepare() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, int(deadly), 0, 0, 0)
-        os.sched_setaffinity(0, {cpu})
+        os.sched_setaffinity(0, {cpu} if isinstance(cpu, int) else cpu)
         if before_exec:
             before_exec()
 
