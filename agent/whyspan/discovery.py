@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -126,9 +127,9 @@ def cgroup_of(tgid: int, proc: Path = Path("/proc")) -> str:
 
 
 def unit_of(cgroup: str) -> str:
-    """Return the systemd unit in a cgroup path, or an empty string."""
-    m = re.search(r"/([^/]+\.(?:service|scope))(?:/|$)", cgroup)
-    return m[1] if m else ""
+    """Return the innermost systemd unit in a cgroup path, or an empty string."""
+    units = re.findall(r"/([^/]+\.(?:service|scope))(?=/|$)", cgroup)
+    return str(units[-1]) if units else ""
 
 
 def selects(target: Target, c: Candidate, cgroup: str) -> bool:
@@ -151,8 +152,11 @@ class Discovery:
         targets: Targets,
         by_library: Callable[[int], str] = engine_by_library,
         has_listener: Callable[[int], bool] = listens,
+        supervisor: int = 0,
     ) -> None:
+        """*supervisor* and its children, and this process, are never watched, whoever their ancestors are."""
         self._targets = targets
+        self._own, self._supervisor = os.getpid(), supervisor
         self._by_library, self._listens = by_library, has_listener
         self._judged: dict[int, float] = {}  # tgid -> start time
         self._again: dict[int, int] = {}  # young processes get a second look: they exec, map and listen later
@@ -226,6 +230,8 @@ class Discovery:
             self._again.pop(tgid, None)
 
     def _judge(self, c: Candidate) -> Found | None:
+        if c.tgid == self._own or (self._supervisor and self._supervisor in (c.tgid, c.ppid)):
+            return None
         cgroup = cgroup_of(c.tgid) if self._targets.match else ""
         for target in self._targets.match:
             if selects(target, c, cgroup):

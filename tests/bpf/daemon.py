@@ -88,7 +88,7 @@ class Daemon:
     def output(self, *arguments: str) -> str:
         """Run a command and return all that it printed."""
         done = subprocess.run(
-            [WHYSPAN, *arguments, "--config", str(self._config)],
+            [WHYSPAN, *arguments, *([] if arguments[0] == "replay" else ["--config", str(self._config)])],
             capture_output=True,
             text=True,
             timeout=60,

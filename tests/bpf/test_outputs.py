@@ -87,6 +87,7 @@ def test_the_run_is_worth_looking_at(run: Run) -> None:
     assert b"/v1/completions" in run.texts["explain"]
     assert b"hog" in b"".join(run.texts.values())
     assert b"evil" in run.texts["slow --json"]
+    assert f"{REQUESTS} findings".encode() in run.texts["replay"]
     assert {"log", "recording", "state/whyspan.db"} <= set(run.texts)
     reader = Reader(run.recording)
     heads = [h for batch in reader.batches() for h in batch.heads]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -323,6 +324,7 @@ def test_a_cgroup_may_have_any_bytes_for_a_name(tmp_path: Path) -> None:
         ("/system.slice/vllm.service", "vllm.service"),
         ("/system.slice/vllm@0.service/sub", "vllm@0.service"),
         ("/system.slice/docker-abc.scope", "docker-abc.scope"),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/chat.service", "chat.service"),
         ("/system.slice", ""),
         ("/a.serviceable/x", ""),
         ("/", ""),
@@ -359,3 +361,14 @@ def test_the_whole_host_is_scanned_without_trouble(server: subprocess.Popen[byte
     new, gone = Discovery(Targets(match=(Target(pid=server.pid, service="mine"),), auto=False)).scan()
     assert [(f.tgid, f.service) for f in new] == [(server.pid, "mine")]
     assert gone == []
+
+
+def test_the_agent_never_watches_itself() -> None:
+    target = Target(comm=psutil.Process().name(), service="everything")
+    d = Discovery(Targets(auto=False, match=(target,)), supervisor=os.getppid())
+    d.scan([os.getpid()])
+    assert d.found == {}
+    watched = Discovery(Targets(auto=False, match=(target,)))
+    watched._own = 0
+    watched.scan([os.getpid()])
+    assert set(watched.found) == {os.getpid()}

@@ -102,7 +102,7 @@ class Collector:
         c = config.collector
         self._source = LiveSource(
             discover(),
-            Discovery(config.targets),
+            Discovery(config.targets, supervisor=os.getppid()),
             ring_bytes=c.ring_bytes,
             header_allow=c.header_allow,
             disabled=c.disable_probes,
