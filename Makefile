@@ -59,7 +59,7 @@ venv: $(STAMP) ## Create .venv and install whyspan and its tools into it, editab
 $(STAMP): pyproject.toml | deps
 	$(call msg,VENV,.venv)
 	$(Q)test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages .venv
-	$(Q)$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(Q)$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[dev]'
 	$(Q)touch $@
 
 .PHONY: build

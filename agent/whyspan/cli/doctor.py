@@ -138,8 +138,10 @@ def _print(
     table = Table("probe", "state", "attached by", "why not", box=None, pad_edge=False)
     for p in probes:
         used = ", ".join(dict.fromkeys(s for h in p.hooks.values() for s in h.used))
-        refused = "; ".join(r for h in p.hooks.values() for r in h.refused)
-        table.add_row(p.name, p.state, used, refused or p.reason)
+        refused = [r for h in p.hooks.values() for r in h.refused]
+        # A failed probe's reason repeats its hooks' refusals.
+        reasons = refused if any(r in p.reason for r in refused) else [p.reason, *refused]
+        table.add_row(p.name, p.state, used, "; ".join(dict.fromkeys(filter(None, reasons))))
     out.print(table)
     out.print()
     if not engines:
