@@ -20,8 +20,9 @@ from whyspan.config import Collector, Config, Slo
 from whyspan.engine import Engine
 from whyspan.errors import RecordingError
 from whyspan.model import Batch, CgroupFact, FdFact, Finding, ProcessFact, ThreadFact
-from whyspan.pipeline.collector import header_of, settings_of
+from whyspan.pipeline.collector import header_of
 from whyspan.pipeline.replay import replay
+from whyspan.pipeline.settings import engine_settings
 from whyspan.recording import MAGIC, VERSION, Header, Reader, Writer
 from whyspan_probes.schema import EVENT, Schema
 
@@ -67,7 +68,7 @@ def same(a: Batch, b: Batch) -> bool:
 
 
 def live(batches: list[Batch], baseline: Baseline | None = None) -> list[Finding]:
-    engine = Engine(SCHEMA, settings_of(CONFIG, "i"), baseline)
+    engine = Engine(SCHEMA, engine_settings(CONFIG.slo, CONFIG.collector, "i"), baseline)
     found = [f for b in batches for f in engine.feed(b)]
     return found + engine.flush(batches[-1].now_ns)
 
@@ -125,7 +126,7 @@ def test_replay_begins_with_the_recorded_baseline(tmp_path: Path) -> None:
     w = Wire()
     for i in range(60):
         w.served(100 + 200 * i, 20, seq=i)
-    engine = Engine(SCHEMA, settings_of(CONFIG, "i"))
+    engine = Engine(SCHEMA, engine_settings(CONFIG.slo, CONFIG.collector, "i"))
     for b in w.batches(*range(250, 12_500, 250)):
         engine.feed(b)
     path = write(tmp_path / "r", small(), engine.baseline)

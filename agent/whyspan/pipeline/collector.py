@@ -29,10 +29,11 @@ from whyspan import __version__, clock
 from whyspan.baseline import Baseline
 from whyspan.config import Config, load_config
 from whyspan.discovery import Discovery
-from whyspan.engine import Engine, Settings
+from whyspan.engine import Engine
 from whyspan.errors import WhyspanError
 from whyspan.log import setup
 from whyspan.model import Finding
+from whyspan.pipeline.settings import engine_settings
 from whyspan.pipeline.source import LiveSource
 from whyspan.recording import Header, Writer
 
@@ -42,18 +43,6 @@ EXIT_CONFIG, EXIT_PRIVILEGE = 2, 3
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _STATUS_EVERY_S = 2.0
 _BASELINE_EVERY_S = 60.0
-
-
-def settings_of(config: Config, instance: str) -> Settings:
-    """Return the engine's settings for a configuration."""
-    return Settings(
-        objectives=config.slo.objectives,
-        instance=instance,
-        explain_per_s=config.collector.explain_per_s,
-        ordinary_per_s=config.collector.ordinary_per_s,
-        window_ns=config.collector.window_s * 1_000_000_000,
-        recorder_bytes=config.collector.recorder_mb << 20,
-    )
 
 
 def header_of(config: Config, instance: str, baseline: Baseline) -> Header:
@@ -115,7 +104,9 @@ class Collector:
             ),
         )
         self._client = Client(config.socket_path, capacity=c.queue_findings)
-        self._engine = Engine(self._source.schema, settings_of(config, self._client.instance), self._baseline)
+        self._engine = Engine(
+            self._source.schema, engine_settings(config.slo, c, self._client.instance), self._baseline
+        )
         self._governor = Governor(
             self._source.session,
             Budget(c.budget_core_ratio, c.budget_target_ratio),

@@ -9,9 +9,10 @@ import msgspec
 
 from whyspan.baseline import Baseline
 from whyspan.config import Collector, Slo
-from whyspan.engine import Engine, Settings
+from whyspan.engine import Engine
 from whyspan.errors import RecordingError
 from whyspan.model import Finding
+from whyspan.pipeline.settings import engine_settings
 from whyspan.recording import Reader
 
 
@@ -38,14 +39,7 @@ def replay(path: Path) -> Replayed:
             baseline = Baseline.from_dict(reader.header.baseline)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as e:
             raise RecordingError(f"{path}: settings of another whyspan: {e}") from e
-        settings = Settings(
-            objectives=slo.objectives,
-            instance=reader.header.instance,
-            explain_per_s=collector.explain_per_s,
-            ordinary_per_s=collector.ordinary_per_s,
-            window_ns=collector.window_s * 1_000_000_000,
-            recorder_bytes=collector.recorder_mb << 20,
-        )
+        settings = engine_settings(slo, collector, reader.header.instance)
         engine = Engine(reader.schema, settings, baseline)
         findings: list[Finding] = []
         batches = events = now_ns = 0

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Follows the HTTP/1.1 messages of a connection: heads of requests are sent to user space, bodies are skipped
+ * unread, responses are counted and their ends marked. Requests and responses are paired by number.
+ */
+#pragma once
+
+#include "http_scan.bpf.h"
+
+/* Send the head's text between window_at and pos to user space. */
+static __always_inline void emit_piece(struct scan *s, struct conn *c, __u16 last)
+{
+	__u32 bytes = s->pos - s->window_at;
+	__u64 total;
+
+	if (bytes > WINDOW || (!bytes && !last))
+		return;
+	s->piece.ts_ns = s->now;
+	s->piece.first_ns = c->head_first_ns;
+	s->piece.recv_ns = c->head_recv_ns;
+	s->piece.seq = c->in_seq;
+	s->piece.bytes = bytes;
+	s->piece.offset = c->in.head_bytes - bytes;
+	s->piece.last = last;
+	total = bytes;
+	barrier_var(total); /* or clang folds the check below into one the verifier cannot follow */
+	if (total <= WINDOW &&
+	    bpf_ringbuf_output(&whyspan_blobs, s, sizeof(s->piece) + total, BPF_RB_NO_WAKEUP))
+		whyspan_drop(KIND_http_head_lost);
+	s->window_at = s->pos;
+	s->window_bytes = 0;
+}
+
+static __always_inline void emit_lost(struct scan *s, struct conn *c, __u32 which)
+{
+	struct http_head_lost *e;
+
+	e = whyspan_reserve(KIND_http_head_lost, s->now, s->piece.tid, s->piece.tgid, which);
+	if (!e)
+		return;
+	e->cookie = s->piece.cookie;
+	e->seq = which == 1 ? c->in_seq : c->out_seq;
+	e->bytes = which == 1 ? c->in.head_bytes : c->out.head_bytes;
+	e->lport = s->piece.lport;
+	e->rport = s->piece.rport;
+	e->_pad = 0;
+	e->_pad2 = 0;
+	whyspan_submit(e);
+}
+
+/* After a head: where does its body end? `bodyless` messages end with the head. */
+static __always_inline bool begin_body(struct http_side *side, bool bodyless, bool until_close)
+{
+	if (!bodyless && (side->flags & HTTP_CHUNKED)) {
+		http_chunk_begin(side);
+		return false;
+	}
+	if (!bodyless && (side->flags & HTTP_HAS_LENGTH) && side->length) {
+		side->left = side->length;
+		side->state = HTTP_BODY;
+		return false;
+	}
+	if (!bodyless && !(side->flags & HTTP_HAS_LENGTH) && until_close) {
+		side->state = HTTP_UNTIL_CLOSE;
+		return false;
+	}
+	side->state = HTTP_IDLE;
+	return true;
+}
+
+/* Skip bytes of a body. Returns the number skipped; sets `ended` at its last byte. */
+static __always_inline __u32 skip_body(struct http_side *side, __u32 available, bool *ended)
+{
+	__u32 bytes = available;
+
+	*ended = false;
+	if (side->state == HTTP_UNTIL_CLOSE)
+		return bytes;
+	if (bytes >= side->left) {
+		bytes = side->left;
+		if (side->state == HTTP_CHUNK_DATA) {
+			side->state = HTTP_CHUNK_END;
+		} else {
+			side->state = HTTP_IDLE;
+			*ended = true;
+		}
+	}
+	side->left -= bytes;
+	return bytes;
+}
+
+static __always_inline bool in_body(const struct http_side *side)
+{
+	return side->state == HTTP_BODY || side->state == HTTP_CHUNK_DATA || side->state == HTTP_UNTIL_CLOSE;
+}
+
+static long request_step(__u32 i, struct walk *w)
+{
+	struct scan *s = w->scan;
+	struct conn *c = w->conn;
+	bool ended;
+	__u8 byte;
+
+	if (s->pos >= s->end)
+		return 1;
+	if (in_body(&c->in)) {
+		s->pos += skip_body(&c->in, s->end - s->pos, &ended);
+		return 0;
+	}
+	if (s->pos - s->window_at >= s->window_bytes) {
+		if (c->in.state == HTTP_HEAD)
+			emit_piece(s, c, 0);
+		if (s->pos - s->base_at >= s->base_bytes) {
+			if (!seek_buffer(s)) {
+				s->broken = 1;
+				return 1;
+			}
+			return 0; /* the new buffer may be empty: look again */
+		}
+		if (!fill_window(s, WINDOW)) {
+			s->broken = 1;
+			return 1;
+		}
+	}
+	byte = s->text[(s->pos - s->window_at) & (WINDOW - 1)];
+	if (c->in.state == HTTP_IDLE) {
+		if (byte == '\r' || byte == '\n') { /* tolerated between messages */
+			s->pos++;
+			return 0;
+		}
+		if (byte < 'A' || byte > 'Z') {
+			s->broken = 1;
+			return 1;
+		}
+		http_begin(&c->in);
+		c->head_first_ns = s->pos ? s->last_arrival : s->first_arrival;
+		c->head_recv_ns = s->now;
+		/* A head's text starts at a window's start, so that pieces are contiguous. */
+		if (s->window_at != s->pos && !fill_window(s, WINDOW)) {
+			s->broken = 1;
+			return 1;
+		}
+		if (byte == 'H')
+			c->head_methods |= 1ull << (c->in_seq & 63);
+		else
+			c->head_methods &= ~(1ull << (c->in_seq & 63));
+		return 0;
+	}
+	s->pos++;
+	switch (http_byte(&c->in, byte)) {
+	case STEP_HEAD_END:
+		emit_piece(s, c, 1);
+		c->in_seq++;
+		begin_body(&c->in, false, false);
+		return 0;
+	case STEP_MESSAGE_END:
+		c->in.state = HTTP_IDLE;
+		return 0;
+	case STEP_BROKEN:
+		s->broken = 1;
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+static __always_inline void end_response(struct scan *s, struct conn *c, __u32 flags)
+{
+	struct http_response_end *e;
+
+	e = whyspan_reserve(KIND_http_response_end, s->now, s->piece.tid, s->piece.tgid, c->out.status);
+	if (e) {
+		e->cookie = s->piece.cookie;
+		e->first_body_ns = c->body_first_ns;
+		e->chunks = c->chunks + (s->body_bytes ? 1 : 0);
+		e->response_bytes = c->response_bytes + s->body_bytes;
+		e->seq = c->out_seq;
+		e->flags = flags;
+		whyspan_submit(e);
+	}
+	c->out_seq++;
+	c->out.state = HTTP_IDLE;
+	c->chunks = 0;
+	c->response_bytes = 0;
+	c->body_first_ns = 0;
+	s->body_bytes = 0;
+}
+
+static __always_inline void end_response_head(struct scan *s, struct conn *c)
+{
+	bool is_head = c->head_methods & (1ull << (c->out_seq & 63));
+	__u16 status = c->out.status;
+	struct http_response_head *e;
+
+	if (status >= 100 && status < 200 && status != 101) { /* interim: the response is still to come */
+		c->out.state = HTTP_IDLE;
+		return;
+	}
+	e = whyspan_reserve(KIND_http_response_head, s->now, s->piece.tid, s->piece.tgid, status);
+	if (e) {
+		e->cookie = s->piece.cookie;
+		e->offset = 0;
+		e->seq = c->out_seq;
+		e->bytes = c->out.head_bytes;
+		e->_pad = 0;
+		whyspan_submit(e);
+	}
+	if (begin_body(&c->out, is_head || status == 101 || status == 204 || status == 304, true))
+		end_response(s, c, 0);
+	if (status == 101)
+		c->in.state = c->out.state = HTTP_FOREIGN;
+}
+
+static long response_step(__u32 i, struct walk *w)
+{
+	struct scan *s = w->scan;
+	struct conn *c = w->conn;
+	bool ended;
+	__u8 byte;
+
+	if (s->pos >= s->end)
+		return 1;
+	if (in_body(&c->out)) {
+		__u32 bytes = skip_body(&c->out, s->end - s->pos, &ended);
+
+		if (!c->body_first_ns)
+			c->body_first_ns = s->now;
+		s->body_bytes += bytes;
+		s->pos += bytes;
+		if (ended)
+			end_response(s, c, 0);
+		return 0;
+	}
+	if (s->pos - s->window_at >= s->window_bytes) {
+		if (s->pos - s->base_at >= s->base_bytes) {
+			if (!seek_buffer(s)) {
+				s->broken = 1;
+				return 1;
+			}
+			return 0;
+		}
+		/* A chunk's size line is short; a head is not. */
+		if (!fill_window(s, c->out.state == HTTP_IDLE || c->out.state == HTTP_HEAD ? 256 : 16)) {
+			s->broken = 1;
+			return 1;
+		}
+	}
+	byte = s->text[(s->pos - s->window_at) & (WINDOW - 1)];
+	if (c->out.state == HTTP_IDLE) {
+		if (byte != 'H' || c->out_seq == c->in_seq) {
+			s->broken = 1;
+			return 1;
+		}
+		http_begin(&c->out);
+		return 0;
+	}
+	s->pos++;
+	switch (http_byte(&c->out, byte)) {
+	case STEP_HEAD_END:
+		end_response_head(s, c);
+		return 0;
+	case STEP_MESSAGE_END:
+		end_response(s, c, 0);
+		return 0;
+	case STEP_BROKEN:
+		s->broken = 1;
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+static __always_inline void http_recv(const struct op *op, struct conn *c, __u64 now, __u64 id)
+{
+	struct scan *s = the_scan();
+	struct walk w = { .scan = s, .conn = c };
+	bool readable;
+
+	if (!s)
+		return;
+	begin_scan(s, op, now, id);
+	take_arrival(s, op->sock_key);
+	readable = find_buffers(s);
+	if (!c || c->in.state == HTTP_FOREIGN) {
+		struct conn fresh = {};
+
+		if (!readable || !begins_with_method(s))
+			return;
+		serve_port(op->lport);
+		if (c) {
+			fresh.in_seq = fresh.out_seq =
+				c->in_seq + 1; /* never reuse a number of this connection */
+		}
+		fresh.in.state = fresh.out.state = HTTP_IDLE;
+		bpf_map_update_elem(&sockets_conns, &op->key, &fresh, BPF_ANY);
+		w.conn = c = bpf_map_lookup_elem(&sockets_conns, &op->key);
+		if (!c)
+			return;
+	}
+	bpf_loop(MAX_STEPS, request_step, &w, 0);
+	if (s->pos < s->end || s->broken) {
+		if (c->in_seq || c->in.head_bytes > 4) /* else it never was HTTP */
+			emit_lost(s, c, 1);
+		c->in.state = HTTP_FOREIGN;
+	} else if (c->in.state == HTTP_HEAD) {
+		emit_piece(s, c, 0);
+	}
+}
+
+/*
+ * The usual send of a stream is one whole chunk: its size line, its data, its CRLF. True when this was one,
+ * read from 16 bytes of it; the general walk over every line of framing costs three times as much.
+ */
+static __always_inline bool whole_chunk(struct scan *s, struct conn *c)
+{
+	__u32 size = 0, digits = 0, i;
+	char text[8] = {};
+
+	if (c->out.state != HTTP_CHUNK_SIZE || c->out.length || s->end < 16 || !seek_buffer(s) ||
+	    s->base_bytes < 8 || bpf_probe_read_user(text, sizeof(text), (void *)s->base))
+		return false;
+	for (i = 0; i < 6; i++) {
+		__u8 ch = text[i], lower = ch | 0x20;
+
+		if (ch == '\r')
+			break;
+		if (ch >= '0' && ch <= '9')
+			size = size * 16 + (ch - '0');
+		else if (lower >= 'a' && lower <= 'f')
+			size = size * 16 + (lower - 'a' + 10);
+		else
+			return false;
+		digits++;
+	}
+	if (!digits || digits == 6 || !size || s->end != digits + 2 + size + 2)
+		return false;
+	if (!c->body_first_ns)
+		c->body_first_ns = s->now;
+	s->body_bytes = size;
+	s->pos = s->end;
+	return true;
+}
+
+static __always_inline void http_send(const struct op *op, struct conn *c, __u64 now, __u64 id)
+{
+	struct scan *s = the_scan();
+	struct walk w = { .scan = s, .conn = c };
+
+	if (!s || c->out.state == HTTP_FOREIGN)
+		return;
+	begin_scan(s, op, now, id);
+	find_buffers(s);
+	if (!whole_chunk(s, c))
+		bpf_loop(MAX_STEPS, response_step, &w, 0);
+	if (s->body_bytes) {
+		c->chunks++;
+		c->response_bytes += s->body_bytes;
+	}
+	if (s->pos < s->end || s->broken) {
+		if (c->out_seq != c->in_seq)
+			emit_lost(s, c, 2);
+		c->out.state = HTTP_FOREIGN;
+		c->in.state = HTTP_FOREIGN;
+	}
+}
