@@ -23,10 +23,8 @@ struct conn {
 	__u64 head_recv_ns;
 	__u64 body_first_ns;
 	__u64 head_methods; /* bit seq % 64: that request was a HEAD, its response has no body */
-	__u64 in_bytes;	    /* unix sockets: stream offsets */
-	__u64 out_bytes;
-	__u32 in_seq;  /* requests begun */
-	__u32 out_seq; /* responses ended */
+	__u32 in_seq;	    /* requests begun */
+	__u32 out_seq;	    /* responses ended */
 	__u32 chunks;
 	__u32 response_bytes;
 };
