@@ -16,7 +16,8 @@ struct block_io_cfg {
 const volatile struct block_io_cfg cfg = { .slow_ns = 1000000 };
 
 struct block_done {
-	struct whyspan_head head; /* subject: the issuer; aux: 1 write, 2 sync, 4 flush */
+	struct whyspan_head
+		head; /* subject: the issuer; aux: 1 write, 2 sync, 4 flush, 8 issued by a kernel thread */
 	__u64 sector;
 	__u64 issue_ns;
 	__u64 latency_ns;
@@ -36,7 +37,8 @@ struct issue {
 	__u32 tid;
 	__u32 tgid;
 	__u32 bytes;
-	__u32 watched;
+	__u16 watched;
+	__u16 kthread;
 };
 
 struct {
@@ -57,6 +59,7 @@ static __always_inline int on_issue(struct request *rq)
 	};
 
 	issue.watched = whyspan_is_watched(issue.tgid);
+	issue.kthread = !!(bpf_get_current_task_btf()->flags & PF_KTHREAD);
 	bpf_map_update_elem(&block_io_inflight, &key, &issue, BPF_ANY);
 	return 0;
 }
@@ -80,7 +83,7 @@ static __always_inline int on_complete(struct request *rq)
 		return 0;
 	flags = BPF_CORE_READ(rq, cmd_flags);
 	aux = ((flags & REQ_OP_MASK) == REQ_OP_WRITE ? 1 : 0) | (flags & REQ_SYNC ? 2 : 0) |
-	      ((flags & REQ_OP_MASK) == REQ_OP_FLUSH ? 4 : 0);
+	      ((flags & REQ_OP_MASK) == REQ_OP_FLUSH ? 4 : 0) | (issue.kthread ? 8 : 0);
 	e = whyspan_reserve(KIND_block_done, now, issue.tid, issue.tgid, aux);
 	if (!e)
 		return 0;

@@ -10,7 +10,7 @@ PROBE = Probe(
     hooks=(Hook("requests", (("block_io_issue_tp", "block_io_complete_tp"),)),),
     events={
         "block_done": {
-            "aux": "1 write, 2 sync, 4 flush",
+            "aux": "1 write, 2 sync, 4 flush, 8 issued by a kernel thread",
             "sector": "first sector",
             "issue_ns": "when it was given to the device",
             "latency_ns": "time in the device",

@@ -128,6 +128,16 @@ def test_a_disk_wait_names_whoever_moved_most() -> None:
     assert "device 8:16" in culprit.detail
 
 
+def test_of_several_neighbours_the_one_that_moved_most_is_named() -> None:
+    b = on_disk(1 << 20)
+    for tid in (556, 557):
+        moved = (1 << 20) + tid
+        b.add("block_done", 40, tid, issue_ns=ns(5), latency_ns=35 * MS, dev=8 << 20 | 16, bytes=moved)
+    found, _ = b.classify(request(0, 100))
+    culprit = found.culprits["io.disk_contention"]
+    assert (culprit.kind, culprit.tid) == ("process", 557)
+
+
 def test_a_slow_disk_without_a_neighbour_is_named_itself() -> None:
     found, _ = on_disk(0).classify(request(0, 70))
     assert found.culprits["io.disk_contention"].name == "device 8:16"

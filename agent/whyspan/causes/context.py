@@ -17,6 +17,7 @@ from whyspan.threads import Timelines
 from whyspan.timeline import RUNNABLE, RUNNING, THROTTLED, WAKEUP, Rival, Wait
 
 MS: Final = 1_000_000
+_KERNEL_THREAD: Final = 8  # aux of block_done
 # Instants at which the demand for CPUs is sampled, per segment and per request.
 _SAMPLES: Final = 3
 _MAX_DEMANDS: Final = 32
@@ -31,7 +32,9 @@ class BlockIo(NamedTuple):
     dev: int  # major << 20 | minor, of the device with most latency
     other_tid: int  # issuer outside the service with most bytes; 0 none
     other_tgid: int
-    other_bytes: int
+    other_bytes: int  # its bytes
+    others_bytes: int  # bytes of everybody outside the service
+    own_bytes: int  # bytes of the service
     total_bytes: int
 
 
@@ -162,28 +165,38 @@ class Context:
         rows = rows[during]
         if not len(rows):
             return None
-        latency = rows["latency_ns"]
         slow: Counter[int] = Counter()
+        for dev, ns in zip(rows["dev"].tolist(), rows["latency_ns"].tolist(), strict=True):
+            slow[dev] += ns
+        worst = slow.most_common(1)[0][0]
+        # One device: a stack of them (a loop device on a disk) would count the same bytes twice.
+        rows = rows[rows["dev"] == worst]
+        latency = rows["latency_ns"]
         other: Counter[tuple[int, int]] = Counter()
-        for dev, ns, tid, tgid, size in zip(
-            rows["dev"].tolist(),
-            latency.tolist(),
+        workers: Counter[tuple[int, int]] = Counter()
+        for aux, tid, tgid, size in zip(
+            rows["aux"].tolist(),
             rows["tid"].tolist(),
             rows["tgid"].tolist(),
             rows["bytes"].tolist(),
             strict=True,
         ):
-            slow[dev] += ns
-            if tgid not in self.service_tgids and tid:
+            if aux & _KERNEL_THREAD:
+                workers[tid, tgid] += size
+            elif tgid not in self.service_tgids and tid:
                 other[tid, tgid] += size
+        # A kernel worker only passes on what somebody wrote: it is named where nobody else is seen.
+        other = other or workers
         who, size = other.most_common(1)[0] if other else ((0, 0), 0)
         return BlockIo(
             len(rows),
             int(latency.max()),
             int(np.median(latency)),
-            slow.most_common(1)[0][0],
+            worst,
             who[0],
             who[1],
             size,
+            sum(other.values()),
+            sum(rows["bytes"][np.isin(rows["tgid"], list(self.service_tgids))].tolist()),
             int(rows["bytes"].sum()),
         )

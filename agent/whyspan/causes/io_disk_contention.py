@@ -69,7 +69,8 @@ def _device(io: BlockIo) -> str:
 def _culprit(io: BlockIo, ctx: Context) -> Culprit:
     median, slowest = io.median_latency_ns / MS, io.max_latency_ns / MS
     latency = f"{io.requests} requests, median {median:.1f} ms, slowest {slowest:.1f} ms"
-    if io.other_bytes * 2 > io.total_bytes:
+    # Several writers may share the blame: the one with most of it stands for them.
+    if io.other_tid and io.others_bytes > io.own_bytes:
         name = ctx.process_label(io.other_tgid, io.other_tid)
         moved = f"{io.other_bytes / 1e6:.1f} of {io.total_bytes / 1e6:.1f} MB on {_device(io)}"
         return Culprit(
