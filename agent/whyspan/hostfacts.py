@@ -56,6 +56,7 @@ def thread_facts(tgid: int, known: set[int], limit: int = 256, proc: Path = Path
         tids = [int(t) for t in os.listdir(proc / str(tgid) / "task")]
     except (OSError, ValueError):
         return out
+    known.intersection_update(tids)  # threads that ended: their numbers come again, with other names
     for tid in tids:
         if tid in known:
             continue

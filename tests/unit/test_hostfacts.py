@@ -88,6 +88,9 @@ def test_threads_are_named_once(proc: Path) -> None:
     assert sorted(first + second, key=lambda f: f.tid if isinstance(f, ThreadFact) else 0) == expected
     assert known == set(range(10, 16))
     assert thread_facts(GONE, known, proc=proc) == []
+    known.add(999_999)  # of a thread that has ended since
+    thread_facts(GONE, known, proc=proc)
+    assert 999_999 not in known
     assert thread_facts(GONE + 1, set(), proc=proc) == []
 
 
