@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -89,11 +90,14 @@ class ChunkIndex:
         return rows[keys.searchsorted(wanted, "left") : keys.searchsorted(wanted, "right")]
 
 
-_cache: dict[int, tuple[weakref.ref[Any], ChunkIndex]] = {}
+#: Indexes kept, the last used ones: an index is larger than its batch, and explanations look at the newest batches.
+MAX_INDEXES: Final = 32
+
+_cache: OrderedDict[int, tuple[weakref.ref[Any], ChunkIndex]] = OrderedDict()
 
 
 def index_of(chunk: Events, schema: Schema) -> ChunkIndex:
-    """Return the index of an array, made at first use and dropped with the array.
+    """Return the index of an array, made at first use and dropped with the array, or when others were used since.
 
     The cache goes by identity: pass the same array object again, not a new view of it. An indexed array
     must not be changed afterwards.
@@ -101,9 +105,13 @@ def index_of(chunk: Events, schema: Schema) -> ChunkIndex:
     key = id(chunk)
     entry = _cache.get(key)
     if entry is not None and entry[0]() is chunk and entry[1].schema is schema:
+        _cache.move_to_end(key)
         return entry[1]
     index = ChunkIndex(chunk, schema)
     _cache[key] = (weakref.ref(chunk, _forget(key)), index)
+    _cache.move_to_end(key)
+    if len(_cache) > MAX_INDEXES:
+        _cache.popitem(last=False)
     return index
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whyspan.index import _cache, index_of
+from whyspan.index import MAX_INDEXES, _cache, index_of
 from whyspan.timeline import BEGINNING, BLOCKED, RUNNABLE, RUNNING, THROTTLED, UNKNOWN_STATE, WAKEUP
 
 from tests.unit.lossy import lossy_events
@@ -197,3 +197,11 @@ def test_states_tile_any_interval_of_any_events(b: EventBuilder, start: int, len
         assert all(a < z for a, z, _ in found)
         assert [z for _, z, _ in found] == edges[1:]
         assert bool(np.all(np.diff(edges) > 0))
+
+
+def test_only_the_last_used_indexes_are_kept() -> None:
+    chunks = [EventBuilder().into(0, LOOP).chunk() for _ in range(MAX_INDEXES + 3)]
+    made = [index_of(c, SCHEMA) for c in chunks]
+    assert index_of(chunks[-1], SCHEMA) is made[-1]
+    assert index_of(chunks[0], SCHEMA) is not made[0]
+    assert len(_cache) <= MAX_INDEXES
