@@ -60,7 +60,7 @@ def bench_ingest(directory: Path) -> dict[str, Any]:
 def bench_cost(directory: Path) -> dict[str, Any]:
     """Direct cost with every request ordinary, and with every request slow; memory, start-up, verdict delay."""
     ordinary = cost.run(directory / "cost", all_slow=False)
-    slow = cost.run(directory / "cost", all_slow=True)
+    slow = cost.run(directory / "cost", all_slow=True, seconds=100.0)  # until memory has levelled off
     started = cost.start(directory / "cost")
     keys = ("server_cores", "agent_cores", "bpf_cores", "probe_hits_per_s", "ns_per_hit", "requests_per_s")
     return {

@@ -23,6 +23,7 @@ from tests.demo.procs import cpu_ns, python, spawn, stop, wait_http
 SERVER_CPU, OTHER_CPU = 1, 0
 _PROGRAMS = ("block_io_", "edges_", "fds_", "sched_", "sockets_")
 _STATS_S = 5.0
+_PSS_EVERY_S = 10.0
 
 CONFIG = """\
 [targets]
@@ -132,10 +133,14 @@ def run(
         agent = Agent(directory, server.pid, 1.0 if all_slow else 0)
         time.sleep(15)  # a baseline, and past the first measuring window of the governor
         seen = Seen(agent.state / "whyspan.db")
+        pss, pss_due_s = 0, _PSS_EVERY_S
         server_0, agent_0, began = cpu_ns(server.pid), agent.cpu_ns(), time.monotonic()
         while (elapsed := time.monotonic() - began) < seconds:
             time.sleep(0.05)
             seen.poll()
+            if elapsed >= pss_due_s:
+                pss_due_s += _PSS_EVERY_S
+                pss = max(pss, agent.pss_bytes())
         server_cores = (cpu_ns(server.pid) - server_0) / elapsed / 1e9
         agent_cores = (agent.cpu_ns() - agent_0) / elapsed / 1e9
         window = StatsWindow()
@@ -145,7 +150,6 @@ def run(
         elapsed = time.monotonic() - began
         window.close()
         bpf_cores, hits = (bpf_1 - bpf_0) / elapsed / 1e9, (runs_1 - runs_0) / elapsed
-        pss = agent.pss_bytes()
     finally:
         for process in (agent.process if agent else None, load, server):
             if process:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whyspan.model import Batch
-from whyspan.pipeline.collector import keep_memory
+from whyspan.pipeline.collector import bound_memory
 from whyspan.recorder import Recorder
 from whyspan_probes.loader import Session
 from whyspan_probes.registry import discover
@@ -39,7 +39,7 @@ def run(
 ) -> dict[str, Any]:
     """Flood at *rate* for *seconds*; drain on the other CPU, into the recorder."""
     folder, program = build(directory)
-    keep_memory()
+    bound_memory()
     session = Session(discover([folder]), ring_bytes)
     try:
         session.attach({"flood": {"nr": GETPPID}})

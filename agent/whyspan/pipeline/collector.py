@@ -40,7 +40,7 @@ from whyspan.recording import Header, Writer
 log = logging.getLogger("whyspan.collector")
 
 EXIT_CONFIG, EXIT_PRIVILEGE = 2, 3
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _STATUS_EVERY_S = 2.0
 _BASELINE_EVERY_S = 60.0
 
@@ -203,14 +203,15 @@ class Collector:
         self._client.close()
 
 
-def keep_memory() -> None:
-    """Let malloc reuse the recorder's memory instead of asking the kernel for fresh pages at every drain.
+def bound_memory() -> None:
+    """Have malloc give batches and indexes back to the kernel when they go, instead of keeping a fragmented heap.
 
-    A page fault per 64 records is a third of the cost of taking them in. Bounded by the recorder's size.
+    By default its threshold for doing so rises with what is freed: measured, 20 MB more after three minutes.
     """
     mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
-    mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+    mallopt(_M_MMAP_THRESHOLD, 64 << 10)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+    mallopt(_M_ARENA_MAX, 2)
 
 
 def main() -> int:
@@ -233,7 +234,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    keep_memory()
+    bound_memory()
     try:
         started = time.monotonic()
         collector = Collector(
