@@ -165,7 +165,7 @@ class Engine:
         self._share([r for r, _, _ in chosen])
         findings = []
         for r, reason, is_ordinary in chosen:
-            finding, whole = self._explain(r, reason)
+            finding, whole = self._explain(r, reason, self._long.pop((r.cookie, r.seq), None))
             if is_ordinary:
                 self.baseline.observe(r, finding.causes, whole.ttft_causes)
             findings.append(finding)
@@ -180,17 +180,20 @@ class Engine:
         end_ns = max(r.end_ns for r in close)
         start_ns = min(r.start_ns for r in close)
         if end_ns - start_ns <= _SHARED_NS:
-            chunks = self._recorder.span(start_ns - _MARGIN_NS, end_ns)
+            chunks = self._chunks(start_ns, end_ns, None)
             self._shared = Timelines(self._schema, chunks, start_ns, end_ns, self.facts)
 
-    def _classify(
-        self, request: Request, start_ns: int, end_ns: int, long: _Long | None
-    ) -> tuple[Classified, Context]:
+    def _chunks(self, start_ns: int, end_ns: int, long: _Long | None) -> list[Events]:
         chunks = self._recorder.span(start_ns - _MARGIN_NS, end_ns)
         if long is not None and len(long.carried):
             # A thread may have slept through the slices before: what they left of it, up to where events are at hand.
             first_ns = int(chunks[0]["ts_ns"][0]) if chunks else end_ns
             chunks.insert(0, long.carried[long.carried["ts_ns"] < np.uint64(first_ns)])
+        return chunks
+
+    def _classify(
+        self, request: Request, start_ns: int, end_ns: int, long: _Long | None
+    ) -> tuple[Classified, Context]:
         part = msgspec.structs.replace(
             request, start_ns=start_ns, end_ns=end_ns, end_tid=request.end_tid or request.start_tid
         )
@@ -198,7 +201,9 @@ class Engine:
         if shared is not None and long is None and shared.start_ns <= start_ns and end_ns <= shared.end_ns:
             timelines = shared
         else:
-            timelines = Timelines(self._schema, chunks, start_ns, end_ns, self.facts)
+            timelines = Timelines(
+                self._schema, self._chunks(start_ns, end_ns, long), start_ns, end_ns, self.facts
+            )
         ctx = Context(timelines, part)
         return classify(critical_path.walk(timelines, part), ctx), ctx
 
@@ -209,11 +214,12 @@ class Engine:
         last = np.concatenate([r[np.isin(r["kind"], kinds)][-_CARRIED_ROWS:] for r in rows])
         long.carried = last[np.argsort(last["ts_ns"], kind="stable")]
 
-    def _explain(self, request: Request, reason: str | None) -> tuple[Finding, Classified]:
-        long = self._long.pop((request.cookie, request.seq), None)
+    def _explain(
+        self, request: Request, reason: str | None, long: _Long | None
+    ) -> tuple[Finding, Classified]:
         start_ns = min(max(long.until_ns, request.start_ns), request.end_ns) if long else request.start_ns
         last, ctx = self._classify(request, start_ns, request.end_ns, long)
-        whole = slices.join([*long.parts, last]) if long and long.parts else last
+        whole = slices.join([*long.parts, last]) if long else last
         lost = self._recorder.lost(request.start_ns, request.end_ns)
         finding = verdict.explain(request, whole, self.baseline, reason, lost, ctx)
         finding.segments = slices.compact(finding.segments)
@@ -251,20 +257,12 @@ class Engine:
         return findings
 
     def _report_open(self, request: Request, now_ns: int, limit_ms: float) -> Finding:
-        long = self._long.get((request.cookie, request.seq))
         seen = msgspec.structs.replace(
             request, end_ns=now_ns, end_tid=request.end_tid or request.start_tid, outcome="open"
         )
-        start_ns = long.until_ns if long else seen.start_ns
-        last, ctx = self._classify(seen, start_ns, now_ns, long)
-        whole = slices.join([*long.parts, last]) if long and long.parts else last
         age_ms = (now_ns - seen.start_ns) / 1e6
         reason = f"latency {age_ms:.0f} ms and still open, over the objective of {limit_ms:g} ms"
-        lost = self._recorder.lost(seen.start_ns, now_ns)
-        finding = verdict.explain(seen, whole, self.baseline, reason, lost, ctx)
-        finding.segments = slices.compact(finding.segments)
-        _assert_tiles(finding)
-        return finding
+        return self._explain(seen, reason, self._long.get((request.cookie, request.seq)))[0]
 
 
 class NotTiledError(Exception):

@@ -94,6 +94,23 @@ static __always_inline bool in_body(const struct http_side *side)
 	return side->state == HTTP_BODY || side->state == HTTP_CHUNK_DATA || side->state == HTTP_UNTIL_CLOSE;
 }
 
+enum refill {
+	REFILL_READY,
+	REFILL_AGAIN,  /* moved to the next user buffer, which may be empty */
+	REFILL_FAILED, /* the bytes cannot be read: the message is broken */
+};
+
+/* Bring the byte at `pos` into text[], with up to `want` bytes after it. */
+static __always_inline enum refill refill(struct scan *s, __u32 want)
+{
+	if (s->pos - s->base_at >= s->base_bytes) {
+		s->broken = !seek_buffer(s);
+		return s->broken ? REFILL_FAILED : REFILL_AGAIN;
+	}
+	s->broken = !fill_window(s, want);
+	return s->broken ? REFILL_FAILED : REFILL_READY;
+}
+
 static long request_step(__u32 i, struct walk *w)
 {
 	struct scan *s = w->scan;
@@ -110,16 +127,13 @@ static long request_step(__u32 i, struct walk *w)
 	if (s->pos - s->window_at >= s->window_bytes) {
 		if (c->in.state == HTTP_HEAD)
 			emit_piece(s, c, 0);
-		if (s->pos - s->base_at >= s->base_bytes) {
-			if (!seek_buffer(s)) {
-				s->broken = 1;
-				return 1;
-			}
-			return 0; /* the new buffer may be empty: look again */
-		}
-		if (!fill_window(s, WINDOW)) {
-			s->broken = 1;
+		switch (refill(s, WINDOW)) {
+		case REFILL_AGAIN:
+			return 0;
+		case REFILL_FAILED:
 			return 1;
+		default:
+			break;
 		}
 	}
 	byte = s->text[(s->pos - s->window_at) & (WINDOW - 1)];
@@ -232,17 +246,14 @@ static long response_step(__u32 i, struct walk *w)
 		return 0;
 	}
 	if (s->pos - s->window_at >= s->window_bytes) {
-		if (s->pos - s->base_at >= s->base_bytes) {
-			if (!seek_buffer(s)) {
-				s->broken = 1;
-				return 1;
-			}
-			return 0;
-		}
 		/* A chunk's size line is short; a head is not. */
-		if (!fill_window(s, c->out.state == HTTP_IDLE || c->out.state == HTTP_HEAD ? 256 : 16)) {
-			s->broken = 1;
+		switch (refill(s, c->out.state == HTTP_IDLE || c->out.state == HTTP_HEAD ? 256 : 16)) {
+		case REFILL_AGAIN:
+			return 0;
+		case REFILL_FAILED:
 			return 1;
+		default:
+			break;
 		}
 	}
 	byte = s->text[(s->pos - s->window_at) & (WINDOW - 1)];

@@ -68,7 +68,3 @@ class Schema:
             return events[:0]
         rows: Events = events[events["kind"] == t.kind].view(t.dtype)
         return rows
-
-    def view(self, events: Events, name: str) -> Events:
-        """Reinterpret *events*, all of that kind already, with their own layout (no copy)."""
-        return events.view(self.types[name].dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import signal
@@ -104,3 +105,13 @@ class Daemon:
         except ValueError:
             return []
         return found
+
+    def verdicts(self, port: int, route: str, count: int) -> list[dict[str, Any]]:
+        """Send requests one after the other and return the verdicts once all of them are stored."""
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        for _ in range(count):
+            client.request("GET", route)
+            assert client.getresponse().read() == b"ok"
+        client.close()
+        until(lambda: len(self.findings()) == count, "all requests are stored", every_s=0.3)
+        return [f["verdict"] for f in self.findings()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import shutil
 import subprocess
 import sys
@@ -63,12 +62,7 @@ def test_whoever_fills_the_disk_is_named(disk: Path, tmp_path: Path) -> None:
         daemon.wait_ready()
         neighbours = {start("fill", disk / f"n{i}").pid for i in range(NEIGHBOURS)}
         until(lambda: len(list(disk.glob("n*"))) == NEIGHBOURS, "the neighbours write")
-        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        for _ in range(REQUESTS):
-            client.request("GET", "/v1/save")
-            assert client.getresponse().read() == b"ok"
-        until(lambda: len(daemon.findings()) == REQUESTS, "all requests are stored", every_s=0.3)
-        verdicts = [f["verdict"] for f in daemon.findings()]
+        verdicts = daemon.verdicts(port, "/v1/save", REQUESTS)
         named = [v for v in verdicts if v["cause"] == "io.disk_contention"]
         assert len(named) >= 0.7 * REQUESTS, [v["cause"] for v in verdicts]
         culprits = {v["culprit"]["tgid"] for v in named if v["culprit"]["kind"] == "process"}

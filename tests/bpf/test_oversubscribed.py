@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.bpf.daemon import Daemon
-from tests.bpf.waiting import until
 from tests.demo.procs import ROOT
 
 pytestmark = pytest.mark.bpf
@@ -29,12 +27,7 @@ def test_the_service_itself_is_named(tmp_path: Path) -> None:
         port = int(server.stdout.readline())
         daemon = Daemon(tmp_path, server.pid)
         daemon.wait_ready()
-        client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        for _ in range(REQUESTS):
-            client.request("GET", "/v1/hash")
-            assert client.getresponse().read() == b"ok"
-        until(lambda: len(daemon.findings()) == REQUESTS, "all requests are stored", every_s=0.3)
-        verdicts = [f["verdict"] for f in daemon.findings()]
+        verdicts = daemon.verdicts(port, "/v1/hash", REQUESTS)
         named = [v for v in verdicts if v["cause"] == "cpu.oversubscribed"]
         assert len(named) >= 0.9 * REQUESTS, [v["cause"] for v in verdicts]
         assert {v["culprit"]["tgid"] for v in named} == {server.pid}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from whyspan.causes import Classified, Context, classify
@@ -102,6 +102,8 @@ def ns(ms: float) -> int:
 class EventBuilder:
     """Collects events; every method takes the time in ms and the subject thread first."""
 
+    schema: ClassVar[Schema] = SCHEMA
+
     def __init__(self) -> None:
         self.rows: list[tuple[int, bytes]] = []
         self.facts: list[ProcessFact | ThreadFact | CgroupFact | FdFact] = []
@@ -111,11 +113,11 @@ class EventBuilder:
         """Return the process of a thread: set in ``tgids``, else the thread's own number."""
         return self.tgids.get(tid, tid)
 
-    def add(self, name: str, ms: float, tid: int, cpu: int = 0, aux: int = 0, **payload: Any) -> EventBuilder:
+    def add(self, name: str, ms: float, tid: int, cpu: int = 0, aux: int = 0, **payload: Any) -> Self:
         """Add an event of any kind; payload fields not given are zero."""
-        row = np.zeros(1, SCHEMA.types[name].dtype)
+        row = np.zeros(1, self.schema.types[name].dtype)
         row["ts_ns"], row["tid"], row["tgid"] = ns(ms), tid, self.tgid(tid)
-        row["kind"], row["cpu"], row["aux"] = SCHEMA.kind(name), cpu, aux
+        row["kind"], row["cpu"], row["aux"] = self.schema.kind(name), cpu, aux
         for field, value in payload.items():
             row[field] = value
         self.rows.append((ns(ms), row.tobytes()))

@@ -113,19 +113,11 @@ def head(ms: float, cookie: int = COOKIE, seq: int = 0, **fields: Any) -> HttpHe
 class Wire(EventBuilder):
     """Events and heads of HTTP connections."""
 
+    schema = SCHEMA
+
     def __init__(self) -> None:
         super().__init__()
         self.heads: list[HttpHead] = []
-
-    def add(self, name: str, ms: float, tid: int, cpu: int = 0, aux: int = 0, **payload: Any) -> Wire:
-        """Add an event of any kind; payload fields not given are zero."""
-        row = np.zeros(1, SCHEMA.types[name].dtype)
-        row["ts_ns"], row["tid"], row["tgid"] = ns(ms), tid, self.tgid(tid)
-        row["kind"], row["cpu"], row["aux"] = SCHEMA.kind(name), cpu, aux
-        for field, value in payload.items():
-            row[field] = value
-        self.rows.append((ns(ms), row.tobytes()))
-        return self
 
     def ask(self, ms: float, cookie: int = COOKIE, seq: int = 0, **fields: Any) -> Wire:
         """A request head has arrived."""

@@ -10,7 +10,6 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -71,9 +70,11 @@ def load_baseline(path: Path) -> Baseline:
 def save_baseline(path: Path, baseline: Baseline) -> None:
     """Write the baseline so that a crash leaves the old one or the new one. Failure is logged."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".baseline", delete=False) as f:
-            json.dump(baseline.to_dict(), f)
-        os.replace(f.name, path)
+        # One name: a full disk must not collect leftovers.
+        temporary = path.with_name(f".{path.name}")
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps(baseline.to_dict()))
+        temporary.replace(path)
     except OSError as e:
         log.warning("baseline is not saved: %s", e.strerror)
 

@@ -77,8 +77,7 @@ class LiveSource:
             log.info("watching process %d as %s (%s)", found.tgid, found.service, found.rule)
         for tgid in gone:
             self.session.maps.unwatch(tgid)
-            self._threads.pop(tgid, None)
-            self._described.pop(tgid, None)
+            self._forget(tgid)
             log.info("process %d is gone", tgid)
 
     def wait(self, timeout_s: float) -> None:
@@ -143,51 +142,51 @@ class LiveSource:
         except OSError as e:
             log.warning("%s", e)
             return
-        self._describe(tgid, service)
+        self._pending += self._describe(tgid, service)
 
-    def _describe(self, tgid: int, service: str) -> None:
+    def _describe(self, tgid: int, service: str) -> list[Fact]:
         fact = hostfacts.process_fact(tgid, service)
         if fact is None:
-            return
-        if fact != self._described.get(tgid):
-            self._pending.append(fact)
-            self._described[tgid] = fact
-        self._pending += hostfacts.thread_facts(tgid, self._threads.setdefault(tgid, set()))
+            return []
+        changed: list[Fact] = [] if fact == self._described.get(tgid) else [fact]
+        self._described[tgid] = fact
+        return changed + hostfacts.thread_facts(tgid, self._threads.setdefault(tgid, set()))
+
+    def _forget(self, tgid: int) -> None:
+        self._threads.pop(tgid, None)
+        self._described.pop(tgid, None)
 
     def _refresh(self) -> list[Fact]:
         """New threads' names, and what somebody may have just changed: cgroup, CPU mask, quota."""
-        before = len(self._pending)
+        out: list[Fact] = []
         for found in list(self.discovery.found.values())[:_MAX_REFRESHED]:
-            self._describe(found.tgid, found.service)
-        out, self._pending = self._pending[before:], self._pending[:before]
+            out += self._describe(found.tgid, found.service)
         for path in sorted({fact.cgroup for fact in self._described.values()})[:_MAX_REFRESHED]:
             out += hostfacts.cgroup_facts(path)
         return out
 
     def _follow(self, events: Events) -> list[Fact]:
         """Act on forks, execs and exits, and look up the descriptors that somebody blocked on."""
-        before = len(self._pending)
+        out: list[Fact] = []
         for row in self.schema.select(events, "sched_fork"):
             parent, child = int(row["tgid"]), int(row["child_tgid"])
             if parent != child:
                 self.discovery.adopt(parent, child)
                 found = self.discovery.found.get(child)
                 if found:
-                    self._describe(child, found.service)
+                    out += self._describe(child, found.service)
         for row in self.schema.select(events, "sched_exec"):
             tgid = int(row["tgid"])
             found = self.discovery.found.get(tgid)
             if found:
-                self._describe(tgid, found.service)
+                out += self._describe(tgid, found.service)
         for row in self.schema.select(events, "sched_exit"):
             if row["aux"] == 1:
                 tgid = int(row["tgid"])
                 if tgid in self.discovery.found:
                     log.info("process %d has ended", tgid)
                 self.discovery.forget(tgid)
-                self._threads.pop(tgid, None)
-                self._described.pop(tgid, None)
-        out, self._pending = self._pending[before:], self._pending[:before]
+                self._forget(tgid)
         return out + self._descriptors(events)
 
     def _descriptors(self, events: Events) -> list[Fact]:
