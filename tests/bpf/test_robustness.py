@@ -28,6 +28,17 @@ from tests.bpf.waiting import until
 
 pytestmark = pytest.mark.bpf
 
+
+def test_a_recording_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, os.getpid(), collector=f'record = "{tmp_path}/nowhere/recording"')
+    try:
+        assert daemon.process.wait(20) == 2
+        assert "collector.record: cannot write" in daemon.log
+        assert "Traceback" not in daemon.log
+    finally:
+        daemon.kill()
+
+
 REQUEST = b"GET /r HTTP/1.1\r\nHost: test\r\n\r\n"
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 

@@ -29,7 +29,7 @@ from whyspan.baseline import Baseline
 from whyspan.config import Config, load_config
 from whyspan.discovery import Discovery
 from whyspan.engine import Engine
-from whyspan.errors import WhyspanError
+from whyspan.errors import ConfigError, WhyspanError
 from whyspan.log import setup
 from whyspan.model import Finding
 from whyspan.pipeline.settings import engine_settings
@@ -123,7 +123,11 @@ class Collector:
         if not self._config.collector.record:
             return None
         header = header_of(self._config, self._client.instance, self._baseline)
-        return Writer(Path(self._config.collector.record), header, self._source.schema)
+        path = Path(self._config.collector.record)
+        try:
+            return Writer(path, header, self._source.schema)
+        except OSError as e:
+            raise ConfigError(f"collector.record: cannot write {path}: {e.strerror}") from e
 
     def stop(self, *_: object) -> None:
         """Ask the run to end; safe in a signal handler."""
