@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from whyspan.edges import Edge, Edges
+from whyspan.inbox import Inboxes, handover
 from whyspan.model import Request
 from whyspan.syscalls import NOT_APPLICABLE, SEND
 from whyspan.threads import Timelines
@@ -83,8 +84,9 @@ class Path(NamedTuple):
 def walk(timelines: Timelines, request: Request) -> Path:
     """Return the critical path of a finished request.
 
-    The interval is cut wherever the response was written to, at most 256 times, and each slice is walked
-    from its end on the thread that wrote it.
+    The interval is cut where the front end read it, where it handed it to another process of the service, and
+    wherever the response was written to, at most 256 times; each slice is walked from its end on the thread that
+    ended it.
 
     Raises:
         TilingError: The result does not tile the interval; a defect of this module.
@@ -145,6 +147,9 @@ def cuts(timelines: Timelines, request: Request) -> list[tuple[int, int, int]]:
         # Before it was read it waited for the reader: what did that thread do instead?
         found = [c for c in found if c[0] > request.recv_ns]
         found.insert(0, (request.recv_ns, request.start_tid, request.tgid))
+    handed = handover(timelines, request)
+    if handed is not None and handed[0] < request.end_ns:
+        found = sorted([*found, handed])
     return [*found, (request.end_ns, end_tid, request.tgid)]
 
 
@@ -184,7 +189,8 @@ class _Walk:
 
     def __init__(self, timelines: Timelines, request: Request) -> None:
         self.timelines = timelines
-        self.edges: Edges = timelines.memo.get(Edges) or timelines.memo.setdefault(Edges, Edges(timelines))
+        self.edges = Edges.of(timelines)
+        self.inboxes = Inboxes.of(timelines)
         self.done: list[PathSegment] = []
         self.hops = 0
         self.steps = 0
@@ -203,6 +209,7 @@ class _Walk:
         t = hi
         stall = 0
         edge: Edge | None = None
+        polled = False  # the edge is a message that a spinning thread looked for
         while t > lo:
             self.steps += 1
             if self.steps > MAX_STEPS or stall > _MAX_STALL:
@@ -217,6 +224,12 @@ class _Walk:
             floor = max(start, lo)
             if state == RUNNING and edge is None:
                 edge = self._edge(tid, start, t)
+                seen = None
+                if thread.spins:
+                    seen = self.inboxes.latest(tid, tgid, max(thread.awake_since(start), lo), t)
+                # What came last is what it went on with: a channel may be read long after it was written to.
+                polled = seen is not None and (edge is None or seen.write_ns > edge.write_ns)
+                edge = seen if polled else edge
             if (
                 edge is not None
                 and state in (RUNNING, RUNNABLE, WAKEUP, THROTTLED)
@@ -247,7 +260,9 @@ class _Walk:
             else:
                 if floor < t:
                     rival = thread.rival(at) if state != RUNNING else None
-                    back.append(PathSegment(floor, t, tgid, tid, state, inferred, rival=rival))
+                    # Without a CPU it lost time whatever it was about; running, it may have been at something else.
+                    guessed = inferred or (polled and edge is not None and state == RUNNING)
+                    back.append(PathSegment(floor, t, tgid, tid, state, guessed, rival=rival))
                 t = floor
                 if edge is not None and t == edge.write_ns:
                     hop, edge = (t, edge.tid, edge.tgid), None

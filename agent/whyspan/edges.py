@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from whyspan.index import PORTS
 from whyspan.threads import Timelines
 
@@ -13,6 +15,8 @@ _INET: Final = (2, 10)
 # Reads tried, nearest first, before a run is taken to have needed no data.
 _READS_TRIED: Final = 16
 _WRITES_TRIED: Final = 64
+# How much later than its reader's a sender's stamp may be.
+_STAMP_NS: Final = 1_000_000
 
 
 class Edge(NamedTuple):
@@ -20,6 +24,14 @@ class Edge(NamedTuple):
 
     read_ns: int
     write_ns: int
+    tid: int
+    tgid: int
+
+
+class Delivery(NamedTuple):
+    """Who read a message, and when."""
+
+    read_ns: int
     tid: int
     tgid: int
 
@@ -49,6 +61,12 @@ class Edges:
         self._reads: dict[int, tuple[list[int], list[_Read]]] = {}
         self._writes: dict[tuple[str, int], _Writes] = {}
         self._read_ts: dict[tuple[str, int], list[int]] = {}
+
+    @classmethod
+    def of(cls, timelines: Timelines) -> Edges:
+        """Return the edges of these timelines, made once and shared by all who ask."""
+        found: Edges = timelines.memo.get(cls) or timelines.memo.setdefault(cls, cls(timelines))
+        return found
 
     def reads_in(self, tid: int, after_ns: int, until_ns: int) -> bool:
         """Return whether the thread read anything in (after, until]."""
@@ -83,6 +101,44 @@ class Edges:
         ts, reads = self._reads_of(tid)
         i = bisect_left(ts, after_ns)
         return self._writer(tid, reads[i], 0, own) if i < len(reads) else None
+
+    def received(self, tid: int) -> list[tuple[int, Edge]]:
+        """Return (time, edge) of every read of a socket whose writer is seen, in time order."""
+        _, reads = self._reads_of(tid)
+        out = []
+        for read in reads:
+            edge = self._writer(tid, read, 0, frozenset()) if read.kind != "edge" else None
+            if edge is not None:
+                out.append((read.ts, edge))
+        return out
+
+    def sent(self, tid: int, since_ns: int, until_ns: int) -> list[Delivery]:
+        """Return who read what the thread sent on unix and loopback sockets in [since, until], in order of sending."""
+        rows = self._timelines.rows_of(tid, "sock_send")
+        if not len(rows):
+            return []
+        ts = rows["ts_ns"]
+        a, b = (
+            int(ts.searchsorted(np.uint64(since_ns), "left")),
+            int(ts.searchsorted(np.uint64(until_ns), "right")),
+        )
+        out = []
+        for row in rows[a : min(b, a + _READS_TRIED)]:
+            if int(row["aux"]) & 0xFF == UNIX:
+                reads = self._timelines.keyed("sock_recv", "key", int(row["peer"]))
+            else:
+                ports = int(row["rport"]) << 16 | int(row["lport"])
+                reads = self._timelines.keyed("sock_recv", PORTS, ports)
+            if not len(reads):
+                continue
+            # A send is stamped at its end: the reader may have had the bytes before.
+            begun = np.uint64(max(int(row["ts_ns"]) - _STAMP_NS, 0))
+            i = int((reads["offset"] + reads["bytes"]).searchsorted(row["offset"], "right"))
+            if i == len(reads) or reads["ts_ns"][i] < begun:  # offsets that do not meet: one side was lost
+                i = int(reads["ts_ns"].searchsorted(begun, "left"))
+            if i < len(reads):
+                out.append(Delivery(int(reads["ts_ns"][i]), int(reads["tid"][i]), int(reads["tgid"][i])))
+        return out
 
     def _reads_of(self, tid: int) -> tuple[list[int], list[_Read]]:
         found = self._reads.get(tid)

@@ -39,7 +39,11 @@ class HttpHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessFact(msgspec.Struct, frozen=True, tag=True):
-    """What the host says of a process. ``comm`` and ``exe`` are base names, already escaped."""
+    """What the host says of a process. ``comm`` and ``exe`` are base names, already escaped.
+
+    ``vpid`` is its number in its own PID namespace, 0 when that is ``tgid``; ``container_id`` and ``pod_uid`` come
+    from its cgroup path and are empty outside a container.
+    """
 
     tgid: int
     comm: str
@@ -49,6 +53,9 @@ class ProcessFact(msgspec.Struct, frozen=True, tag=True):
     cpus_allowed: int = 0
     cpu_count: int = 0
     start_ticks: int = 0
+    vpid: int = 0
+    container_id: str = ""
+    pod_uid: str = ""
 
 
 class ThreadFact(msgspec.Struct, frozen=True, tag=True):
@@ -150,13 +157,18 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """Who did it. ``kind``: cgroup, process, thread, file, peer, or empty when nobody is named."""
+    """Who did it. ``kind``: cgroup, process, thread, file, peer, request, or empty when nobody is named.
+
+    ``trace_id`` and ``span_id`` are set when the culprit is another request: a span link goes there.
+    """
 
     kind: str = ""
     name: str = ""
     tgid: int = 0
     tid: int = 0
     detail: str = ""
+    trace_id: str = ""
+    span_id: str = ""
 
 
 class RuledOut(msgspec.Struct, frozen=True):
@@ -195,3 +207,4 @@ class Finding(msgspec.Struct, kw_only=True):
     verdict: Verdict
     ruled_out: list[RuledOut] = []
     lost_events: int = 0
+    process: ProcessFact | None = None  # the one that served it, as known then

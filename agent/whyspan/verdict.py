@@ -71,6 +71,7 @@ def explain(  # noqa: PLR0917
         baseline_count=usual.requests if usual is not None else 0,
         verdict=Verdict(),
         lost_events=lost_events,
+        process=ctx.facts.process(request.tgid),
     )
     if not slow_reason:
         return finding

@@ -19,6 +19,7 @@ struct whyspan_call {
 #define NR_PWRITE64 18
 #define NR_READV 19
 #define NR_WRITEV 20
+#define NR_SCHED_YIELD 24
 #define NR_SENDFILE 40
 #define NR_SENDTO 44
 #define NR_RECVFROM 45
@@ -28,6 +29,8 @@ struct whyspan_call {
 #define NR_FDATASYNC 75
 #define NR_RESTART_SYSCALL 219
 #define TS_COMPAT 0x0002 /* arch/x86/include/asm/thread_info.h */
+#define USER_CS 0x33	 /* arch/x86/include/asm/segment.h: __USER_CS, __USER_DS */
+#define USER_DS 0x2b
 #elif defined(__TARGET_ARCH_arm64)
 #define NR_READ 63
 #define NR_WRITE 64
@@ -39,11 +42,13 @@ struct whyspan_call {
 #define NR_POLL 73
 #define NR_FSYNC 82
 #define NR_FDATASYNC 83
+#define NR_SCHED_YIELD 124
 #define NR_RESTART_SYSCALL 128
 #define NR_SENDTO 206
 #define NR_RECVFROM 207
 #define NR_SENDMSG 211
 #define NR_RECVMSG 212
+#define PSTATE_MODE 0xf /* 0 = a program's. arch/arm64/include/uapi/asm/ptrace.h: PSR_MODE_MASK */
 #else
 #error "unsupported architecture"
 #endif
@@ -73,5 +78,45 @@ static __always_inline void whyspan_read_call(struct task_struct *task, struct w
 	call->arg[1] = regs->regs[1];
 	call->arg[2] = regs->regs[2];
 	call->arg[3] = regs->regs[3];
+#endif
+}
+
+#define WHYSPAN_STACK_BYTES 16384 /* THREAD_SIZE without KASAN; with 4 KiB pages on arm64 */
+
+/*
+ * The same without the kernel's own BTF, hence without bpf_task_pt_regs and without trusted pointers: the
+ * registers lie at the top of the kernel stack. There they must look like those of a program, or the call
+ * stays -2, unknown.
+ */
+static __always_inline void whyspan_find_call(struct task_struct *task, struct whyspan_call *call)
+{
+	void *stack = BPF_CORE_READ(task, stack);
+	struct pt_regs *regs = stack + WHYSPAN_STACK_BYTES - bpf_core_type_size(struct pt_regs);
+
+	call->nr = -2;
+	if (!stack)
+		return;
+#if defined(__TARGET_ARCH_x86)
+	if (BPF_CORE_READ(task, thread_info.status) & TS_COMPAT)
+		return;
+	/* "x86/fred: Reserve space for the FRED stack frame" (6.9): the registers lie 16 bytes lower there.
+	 */
+	if ((__u16)BPF_CORE_READ(regs, cs) != USER_CS || (__u16)BPF_CORE_READ(regs, ss) != USER_DS)
+		regs = (void *)regs - 16;
+	if ((__u16)BPF_CORE_READ(regs, cs) != USER_CS || (__u16)BPF_CORE_READ(regs, ss) != USER_DS)
+		return;
+	call->nr = (__s32)BPF_CORE_READ(regs, orig_ax);
+	call->arg[0] = BPF_CORE_READ(regs, di);
+	call->arg[1] = BPF_CORE_READ(regs, si);
+	call->arg[2] = BPF_CORE_READ(regs, dx);
+	call->arg[3] = BPF_CORE_READ(regs, r10);
+#else
+	if (BPF_CORE_READ(regs, pstate) & PSTATE_MODE)
+		return;
+	call->nr = BPF_CORE_READ(regs, syscallno);
+	call->arg[0] = BPF_CORE_READ(regs, orig_x0);
+	call->arg[1] = BPF_CORE_READ(regs, regs[1]);
+	call->arg[2] = BPF_CORE_READ(regs, regs[2]);
+	call->arg[3] = BPF_CORE_READ(regs, regs[3]);
 #endif
 }

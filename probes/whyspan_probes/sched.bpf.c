@@ -3,21 +3,21 @@
  * sched: who runs, who waits, and who woke whom, for every thread of the watched processes.
  *
  * Hooks sched_switch, sched_waking, fork, exec and exit through BTF-typed tracepoints, and the entry and exit
- * of interrupts to know in which context a wake-up was made. Reads kernel memory only. A switch of two
- * unwatched threads leaves after two hash look-ups. Cost measured on a loaded server: about 0.3 us per
- * recorded event.
+ * of interrupts to know in which context a wake-up was made. Kernels without BTF get the same functions as
+ * raw tracepoints, which read each field by a probe read: half as dear again. Reads kernel memory only. A
+ * switch of two unwatched threads leaves after two hash look-ups. Cost measured on a loaded server: about 0.3
+ * us per recorded event.
  *
  * A thread's system call is read from its saved registers, which are stale or foreign for kernel threads,
  * io workers, stopped tasks and 32-bit callers: those report -2.
  */
 #include "whyspan.bpf.h"
-
-WHYSPAN_KINDS(sched, KIND_sched_switch_out, KIND_sched_switch_in, KIND_sched_wake, KIND_sched_fork,
-	      KIND_sched_exec, KIND_sched_exit, KIND_sched_name);
+#include "sched_events.bpf.h"
 
 #define FLAG_PREEMPTED 1u
 #define FLAG_THROTTLED 2u
 #define FLAG_CALL_VALID 4u
+#define FLAG_YIELDED 8u
 
 #define BLOCKED_STATES 0x3u /* TASK_INTERRUPTIBLE | TASK_UNINTERRUPTIBLE */
 #define STOPPED_STATES 0xcu /* __TASK_STOPPED | __TASK_TRACED */
@@ -27,74 +27,6 @@ struct sched_cfg {
 	__u32 _pad;
 };
 const volatile struct sched_cfg cfg = { .names = 1 };
-
-struct sched_switch_out {
-	struct whyspan_head head; /* aux = prev_state */
-	__u32 next_tid;
-	__u32 next_tgid;
-	__s32 syscall_nr;
-	__u32 flags;
-	__u64 throttled_ns;
-	__u64 arg0;
-};
-WHYSPAN_EVENT(sched_switch_out);
-
-struct sched_switch_in {
-	struct whyspan_head head;
-	__u32 prev_tid;
-	__u32 prev_tgid;
-	__u64 throttled_ns;
-	__u32 prev_state;
-	__u32 prev_flags;
-	__u64 _pad;
-};
-WHYSPAN_EVENT(sched_switch_in);
-
-struct sched_wake {
-	struct whyspan_head head; /* subject: the wakee; aux = context of the waker */
-	__u32 waker_tid;
-	__u32 waker_tgid;
-	__s32 waker_nr;
-	__u32 softirq_vec;
-	__u32 target_cpu;
-	__u32 flags;
-	__u64 _pad;
-};
-WHYSPAN_EVENT(sched_wake);
-
-struct sched_fork {
-	struct whyspan_head head;
-	__u32 child_tid;
-	__u32 child_tgid;
-	char comm[16];
-	__u64 _pad;
-};
-WHYSPAN_EVENT(sched_fork);
-
-struct sched_exec {
-	struct whyspan_head head;
-	char comm[16];
-	__u64 _pad[2];
-};
-WHYSPAN_EVENT(sched_exec);
-
-struct sched_exit {
-	struct whyspan_head head; /* aux = 1 when the whole process is gone */
-	__u32 exit_code;
-	__u32 _pad;
-	char comm[16];
-	__u64 _pad2;
-};
-WHYSPAN_EVENT(sched_exit);
-
-struct sched_name {
-	struct whyspan_head head;
-	char comm[16];
-	__u64 cgroup_id;
-	__u32 flags;
-	__u32 ppid;
-};
-WHYSPAN_EVENT(sched_name);
 
 /* Fields younger than the oldest kernel we support. */
 struct task_struct___throttled {
@@ -141,10 +73,10 @@ struct {
 	__type(value, __u64);
 } sched_dead SEC(".maps");
 
-static __always_inline void name_once(struct task_struct *task, __u64 now)
+static __always_inline void name_once(const bool raw, struct task_struct *task, __u64 now)
 {
-	__u32 tid = task->pid;
-	__u64 start = task->start_time, text[2], *seen;
+	__u32 tid = WHYSPAN_FIELD(raw, task, pid);
+	__u64 start = WHYSPAN_FIELD(raw, task, start_time), text[2], *seen;
 	struct sched_name *e;
 
 	if (!cfg.names || !tid)
@@ -155,42 +87,54 @@ static __always_inline void name_once(struct task_struct *task, __u64 now)
 	if (seen && *seen == start)
 		return;
 	bpf_map_update_elem(&sched_named, &tid, &start, BPF_ANY);
-	e = whyspan_reserve(KIND_sched_name, now, tid, task->tgid, 0);
+	e = whyspan_reserve(KIND_sched_name, now, tid, WHYSPAN_FIELD(raw, task, tgid), 0);
 	if (!e)
 		return;
-	__builtin_memcpy(e->comm, task->comm, sizeof(e->comm));
+	WHYSPAN_COMM(raw, e->comm, task);
 	e->cgroup_id = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
-	e->flags = task->flags;
+	e->flags = WHYSPAN_FIELD(raw, task, flags);
 	e->ppid = BPF_CORE_READ(task, real_parent, tgid);
 	whyspan_submit(e);
 }
 
-static __always_inline __u64 throttled_time(struct task_struct *task)
+static __always_inline __u64 throttled_time(const bool raw, struct task_struct *task)
 {
-	struct cfs_rq___self_time *rq = (void *)task->se.cfs_rq;
+	struct cfs_rq___self_time *rq = (void *)WHYSPAN_FIELD(raw, task, se.cfs_rq);
 
 	if (!bpf_core_field_exists(rq->throttled_clock_self_time))
 		return 0;
-	return rq->throttled_clock_self_time;
+	return WHYSPAN_FIELD(raw, rq, throttled_clock_self_time);
 }
 
-static __always_inline bool is_throttled(struct task_struct *task)
+static __always_inline bool is_throttled(const bool raw, struct task_struct *task)
 {
 	struct task_struct___throttled *t = (void *)task;
+	struct cfs_rq *rq;
 
 	if (bpf_core_field_exists(t->throttled))
-		return t->throttled;
-	return task->se.cfs_rq->throttle_count > 0;
+		return WHYSPAN_FIELD(raw, t, throttled);
+	rq = WHYSPAN_FIELD(raw, task, se.cfs_rq);
+	return WHYSPAN_FIELD(raw, rq, throttle_count) > 0;
 }
 
-static __always_inline int on_switch(bool preempt, struct task_struct *prev, struct task_struct *next,
-				     __u32 prev_state)
+static __always_inline void read_call(const bool raw, struct task_struct *task, struct whyspan_call *call)
 {
-	__u32 prev_tgid = prev->tgid, next_tgid = next->tgid;
+	if (raw)
+		whyspan_find_call(task, call);
+	else
+		whyspan_read_call(task, call);
+}
+
+static __always_inline int on_switch(const bool raw, bool preempt, struct task_struct *prev,
+				     struct task_struct *next, __u32 prev_state)
+{
+	__u32 prev_tgid = WHYSPAN_FIELD(raw, prev, tgid), next_tgid = WHYSPAN_FIELD(raw, next, tgid);
 	/* Kernel threads, the idle task among them, are never watched: no look-up for half of all switches.
 	 */
-	bool out = !(prev->flags & PF_KTHREAD) && whyspan_is_watched(prev_tgid);
-	bool in = prev_tgid == next_tgid ? out : !(next->flags & PF_KTHREAD) && whyspan_is_watched(next_tgid);
+	bool out = !(WHYSPAN_FIELD(raw, prev, flags) & PF_KTHREAD) && whyspan_is_watched(prev_tgid);
+	bool in = prev_tgid == next_tgid ?
+			  out :
+			  !(WHYSPAN_FIELD(raw, next, flags) & PF_KTHREAD) && whyspan_is_watched(next_tgid);
 	__u64 now;
 
 	if (!out && !in)
@@ -201,41 +145,48 @@ static __always_inline int on_switch(bool preempt, struct task_struct *prev, str
 		__u32 flags = preempt ? FLAG_PREEMPTED : 0;
 		struct sched_switch_out *e;
 
-		if (!prev_state && is_throttled(prev))
+		if (!prev_state && is_throttled(raw, prev))
 			flags |= FLAG_THROTTLED;
-		if ((prev_state & BLOCKED_STATES) && !(prev_state & STOPPED_STATES) &&
-		    !(prev->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER))) {
-			whyspan_read_call(prev, &call);
-			flags |= call.nr != -2 ? FLAG_CALL_VALID : 0;
+		if (!(prev_state & STOPPED_STATES) &&
+		    !(WHYSPAN_FIELD(raw, prev, flags) & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER))) {
+			read_call(raw, prev, &call);
+			if (prev_state & BLOCKED_STATES) {
+				flags |= call.nr != -2 ? FLAG_CALL_VALID : 0;
+			} else {
+				/* Who yields spins: it waits for something that no wake-up will announce. */
+				flags |= call.nr == NR_SCHED_YIELD && !prev_state ? FLAG_YIELDED : 0;
+				call.nr = -2;
+			}
 		}
-		e = whyspan_reserve(KIND_sched_switch_out, now, prev->pid, prev_tgid, prev_state);
+		e = whyspan_reserve(KIND_sched_switch_out, now, WHYSPAN_FIELD(raw, prev, pid), prev_tgid,
+				    prev_state);
 		if (e) {
-			e->next_tid = next->pid;
+			e->next_tid = WHYSPAN_FIELD(raw, next, pid);
 			e->next_tgid = next_tgid;
 			e->syscall_nr = call.nr;
 			e->flags = flags;
-			e->throttled_ns = throttled_time(prev);
+			e->throttled_ns = throttled_time(raw, prev);
 			e->arg0 = call.nr >= 0 ? call.arg[0] : 0;
 			whyspan_submit(e);
 		}
 		if (!in && !prev_state)
-			name_once(next, now);
+			name_once(raw, next, now);
 	}
 	if (in) {
-		struct sched_switch_in *e =
-			whyspan_reserve(KIND_sched_switch_in, now, next->pid, next_tgid, 0);
+		struct sched_switch_in *e = whyspan_reserve(KIND_sched_switch_in, now,
+							    WHYSPAN_FIELD(raw, next, pid), next_tgid, 0);
 
 		if (e) {
-			e->prev_tid = prev->pid;
+			e->prev_tid = WHYSPAN_FIELD(raw, prev, pid);
 			e->prev_tgid = prev_tgid;
-			e->throttled_ns = throttled_time(next);
+			e->throttled_ns = throttled_time(raw, next);
 			e->prev_state = prev_state;
-			e->prev_flags = prev->flags;
+			e->prev_flags = WHYSPAN_FIELD(raw, prev, flags);
 			e->_pad = 0;
 			whyspan_submit(e);
 		}
 		if (!out)
-			name_once(prev, now);
+			name_once(raw, prev, now);
 	}
 	return 0;
 }
@@ -244,20 +195,32 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(sched_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next,
 	     unsigned int prev_state)
 {
-	return on_switch(preempt, prev, next, prev_state);
+	return on_switch(false, preempt, prev, next, prev_state);
 }
 
 /* Before "sched/tracing: Append prev_state to tp args instead" (5.19) there are three arguments. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(sched_switch_tp3, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	return on_switch(preempt, prev, next, BPF_CORE_READ(prev, __state));
+	return on_switch(false, preempt, prev, next, BPF_CORE_READ(prev, __state));
 }
 
-SEC("tp_btf/sched_waking")
-int BPF_PROG(sched_waking_tp, struct task_struct *p)
+SEC("raw_tp/sched_switch")
+int BPF_PROG(sched_switch_raw, bool preempt, struct task_struct *prev, struct task_struct *next,
+	     unsigned int prev_state)
 {
-	__u32 tgid = p->tgid, zero = 0, context = CONTEXT_TASK, vec = 0;
+	return on_switch(true, preempt, prev, next, prev_state);
+}
+
+SEC("raw_tp/sched_switch")
+int BPF_PROG(sched_switch_raw3, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	return on_switch(true, preempt, prev, next, BPF_CORE_READ(prev, __state));
+}
+
+static __always_inline int on_waking(const bool raw, struct task_struct *p)
+{
+	__u32 tgid = WHYSPAN_FIELD(raw, p, tgid), zero = 0, context = CONTEXT_TASK, vec = 0;
 	struct whyspan_call call = { .nr = -2 };
 	struct task_struct *waker;
 	struct irq_state *irq;
@@ -267,7 +230,7 @@ int BPF_PROG(sched_waking_tp, struct task_struct *p)
 	if (!whyspan_is_watched(tgid))
 		return 0;
 	now = bpf_ktime_get_ns();
-	waker = bpf_get_current_task_btf();
+	waker = raw ? (struct task_struct *)bpf_get_current_task() : bpf_get_current_task_btf();
 	irq = bpf_map_lookup_elem(&sched_irq, &zero);
 	if (irq) {
 		vec = irq->softirq;
@@ -276,28 +239,40 @@ int BPF_PROG(sched_waking_tp, struct task_struct *p)
 			  vec	       ? CONTEXT_SOFTIRQ :
 					 CONTEXT_TASK;
 	}
-	if (!(waker->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
-		whyspan_read_call(waker, &call);
-	e = whyspan_reserve(KIND_sched_wake, now, p->pid, tgid, context);
+	if (!(WHYSPAN_FIELD(raw, waker, flags) & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
+		read_call(raw, waker, &call);
+	e = whyspan_reserve(KIND_sched_wake, now, WHYSPAN_FIELD(raw, p, pid), tgid, context);
 	if (!e)
 		return 0;
-	e->waker_tid = waker->pid;
-	e->waker_tgid = waker->tgid;
+	e->waker_tid = WHYSPAN_FIELD(raw, waker, pid);
+	e->waker_tgid = WHYSPAN_FIELD(raw, waker, tgid);
 	e->waker_nr = call.nr;
 	e->softirq_vec = vec ? vec - 1 : 0;
-	e->target_cpu = p->wake_cpu;
-	e->flags = waker->flags;
+	e->target_cpu = WHYSPAN_FIELD(raw, p, wake_cpu);
+	e->flags = WHYSPAN_FIELD(raw, waker, flags);
 	e->_pad = 0;
 	whyspan_submit(e);
-	if (context == CONTEXT_TASK && waker->tgid != tgid && !whyspan_is_watched(waker->tgid))
-		name_once(waker, now);
+	if (context == CONTEXT_TASK && WHYSPAN_FIELD(raw, waker, tgid) != tgid &&
+	    !whyspan_is_watched(WHYSPAN_FIELD(raw, waker, tgid)))
+		name_once(raw, waker, now);
 	return 0;
 }
 
-SEC("tp_btf/sched_process_fork")
-int BPF_PROG(sched_fork_tp, struct task_struct *parent, struct task_struct *child)
+SEC("tp_btf/sched_waking")
+int BPF_PROG(sched_waking_tp, struct task_struct *p)
 {
-	__u32 tgid = parent->tgid, child_tgid = child->tgid, *service;
+	return on_waking(false, p);
+}
+
+SEC("raw_tp/sched_waking")
+int BPF_PROG(sched_waking_raw, struct task_struct *p)
+{
+	return on_waking(true, p);
+}
+
+static __always_inline int on_fork(const bool raw, struct task_struct *parent, struct task_struct *child)
+{
+	__u32 tgid = WHYSPAN_FIELD(raw, parent, tgid), child_tgid = WHYSPAN_FIELD(raw, child, tgid), *service;
 	struct sched_fork *e;
 
 	service = bpf_map_lookup_elem(&whyspan_watched, &tgid);
@@ -306,13 +281,41 @@ int BPF_PROG(sched_fork_tp, struct task_struct *parent, struct task_struct *chil
 	if (child_tgid != tgid && bpf_map_update_elem(&whyspan_watched, &child_tgid, service, BPF_ANY))
 		whyspan_drop(
 			KIND_sched_fork); /* the set is full: the child goes unseen, and that is counted */
-	e = whyspan_reserve(KIND_sched_fork, bpf_ktime_get_ns(), parent->pid, tgid, 0);
+	e = whyspan_reserve(KIND_sched_fork, bpf_ktime_get_ns(), WHYSPAN_FIELD(raw, parent, pid), tgid, 0);
 	if (!e)
 		return 0;
-	e->child_tid = child->pid;
+	e->child_tid = WHYSPAN_FIELD(raw, child, pid);
 	e->child_tgid = child_tgid;
-	__builtin_memcpy(e->comm, child->comm, sizeof(e->comm));
+	WHYSPAN_COMM(raw, e->comm, child);
 	e->_pad = 0;
+	whyspan_submit(e);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(sched_fork_tp, struct task_struct *parent, struct task_struct *child)
+{
+	return on_fork(false, parent, child);
+}
+
+SEC("raw_tp/sched_process_fork")
+int BPF_PROG(sched_fork_raw, struct task_struct *parent, struct task_struct *child)
+{
+	return on_fork(true, parent, child);
+}
+
+static __always_inline int on_exec(const bool raw, struct task_struct *p)
+{
+	__u32 tgid = WHYSPAN_FIELD(raw, p, tgid);
+	struct sched_exec *e;
+
+	if (!whyspan_is_watched(tgid))
+		return 0;
+	e = whyspan_reserve(KIND_sched_exec, bpf_ktime_get_ns(), WHYSPAN_FIELD(raw, p, pid), tgid, 0);
+	if (!e)
+		return 0;
+	WHYSPAN_COMM(raw, e->comm, p);
+	e->_pad[0] = e->_pad[1] = 0;
 	whyspan_submit(e);
 	return 0;
 }
@@ -320,25 +323,20 @@ int BPF_PROG(sched_fork_tp, struct task_struct *parent, struct task_struct *chil
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(sched_exec_tp, struct task_struct *p)
 {
-	__u32 tgid = p->tgid;
-	struct sched_exec *e;
-
-	if (!whyspan_is_watched(tgid))
-		return 0;
-	e = whyspan_reserve(KIND_sched_exec, bpf_ktime_get_ns(), p->pid, tgid, 0);
-	if (!e)
-		return 0;
-	__builtin_memcpy(e->comm, p->comm, sizeof(e->comm));
-	e->_pad[0] = e->_pad[1] = 0;
-	whyspan_submit(e);
-	return 0;
+	return on_exec(false, p);
 }
 
-SEC("tp_btf/sched_process_exit")
-int BPF_PROG(sched_exit_tp, struct task_struct *p)
+SEC("raw_tp/sched_process_exec")
+int BPF_PROG(sched_exec_raw, struct task_struct *p)
 {
-	__u32 tgid = p->tgid, gone = 0;
-	__u64 start = p->group_leader->start_time, *dead;
+	return on_exec(true, p);
+}
+
+static __always_inline int on_exit(const bool raw, struct task_struct *p)
+{
+	struct task_struct *leader = WHYSPAN_FIELD(raw, p, group_leader);
+	__u32 tgid = WHYSPAN_FIELD(raw, p, tgid), gone = 0;
+	__u64 start = WHYSPAN_FIELD(raw, leader, start_time), *dead;
 	struct sched_exit *e;
 
 	if (!whyspan_is_watched(tgid)) {
@@ -350,20 +348,32 @@ int BPF_PROG(sched_exit_tp, struct task_struct *p)
 		gone = !bpf_map_delete_elem(&whyspan_watched,
 					    &tgid); /* of threads that die together, one says so */
 	}
-	e = whyspan_reserve(KIND_sched_exit, bpf_ktime_get_ns(), p->pid, tgid, gone);
+	e = whyspan_reserve(KIND_sched_exit, bpf_ktime_get_ns(), WHYSPAN_FIELD(raw, p, pid), tgid, gone);
 	if (e) {
-		e->exit_code = p->exit_code;
+		e->exit_code = WHYSPAN_FIELD(raw, p, exit_code);
 		e->_pad = 0;
-		__builtin_memcpy(e->comm, p->comm, sizeof(e->comm));
+		WHYSPAN_COMM(raw, e->comm, p);
 		e->_pad2 = 0;
 		whyspan_submit(e);
 	}
 	return 0;
 }
 
-#define IRQ_MARK(name, tracepoint, field, value)                                                             \
-	SEC("tp_btf/" tracepoint)                                                                            \
-	int BPF_PROG(name)                                                                                   \
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(sched_exit_tp, struct task_struct *p)
+{
+	return on_exit(false, p);
+}
+
+SEC("raw_tp/sched_process_exit")
+int BPF_PROG(sched_exit_raw, struct task_struct *p)
+{
+	return on_exit(true, p);
+}
+
+#define IRQ_MARK(attach, name, tracepoint, field, value)                                                     \
+	SEC(attach "/" tracepoint)                                                                           \
+	int BPF_PROG(name, unsigned int vec)                                                                 \
 	{                                                                                                    \
 		__u32 zero = 0;                                                                              \
 		struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);                              \
@@ -372,22 +382,15 @@ int BPF_PROG(sched_exit_tp, struct task_struct *p)
 			irq->field = (value);                                                                \
 		return 0;                                                                                    \
 	}
+#define IRQ_MARKS(name, tracepoint, field, value)                                                            \
+	IRQ_MARK("tp_btf", name, tracepoint, field, value)                                                   \
+	IRQ_MARK("raw_tp", name##_raw, tracepoint, field, value)
 
-IRQ_MARK(sched_hrtimer_enter, "hrtimer_expire_entry", hrtimer, 1)
-IRQ_MARK(sched_hrtimer_exit, "hrtimer_expire_exit", hrtimer, 0)
-IRQ_MARK(sched_hardirq_enter, "irq_handler_entry", hardirq, 1)
-IRQ_MARK(sched_hardirq_exit, "irq_handler_exit", hardirq, 0)
-IRQ_MARK(sched_softirq_exit, "softirq_exit", softirq, 0)
-
-SEC("tp_btf/softirq_entry")
-int BPF_PROG(sched_softirq_enter, unsigned int vec)
-{
-	__u32 zero = 0;
-	struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);
-
-	if (irq)
-		irq->softirq = vec + 1;
-	return 0;
-}
+IRQ_MARKS(sched_hrtimer_enter, "hrtimer_expire_entry", hrtimer, 1)
+IRQ_MARKS(sched_hrtimer_exit, "hrtimer_expire_exit", hrtimer, 0)
+IRQ_MARKS(sched_hardirq_enter, "irq_handler_entry", hardirq, 1)
+IRQ_MARKS(sched_hardirq_exit, "irq_handler_exit", hardirq, 0)
+IRQ_MARKS(sched_softirq_enter, "softirq_entry", softirq, vec + 1)
+IRQ_MARKS(sched_softirq_exit, "softirq_exit", softirq, 0)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -17,10 +17,19 @@ PROBE = Probe(
     name="sched",
     title="context switches, wake-ups, throttling, fork, exec, exit",
     hooks=(
-        Hook("switch", (("sched_switch_tp",), ("sched_switch_tp3",))),
-        Hook("waking", (("sched_waking_tp",),)),
-        Hook("life", (("sched_fork_tp", "sched_exec_tp", "sched_exit_tp"),)),
-        Hook("interrupts", (_IRQ,), required=False),
+        Hook(
+            "switch",
+            (("sched_switch_tp",), ("sched_switch_tp3",), ("sched_switch_raw",), ("sched_switch_raw3",)),
+        ),
+        Hook("waking", (("sched_waking_tp",), ("sched_waking_raw",))),
+        Hook(
+            "life",
+            (
+                ("sched_fork_tp", "sched_exec_tp", "sched_exit_tp"),
+                ("sched_fork_raw", "sched_exec_raw", "sched_exit_raw"),
+            ),
+        ),
+        Hook("interrupts", (_IRQ, tuple(f"{name}_raw" for name in _IRQ)), required=False),
     ),
     events={
         "sched_switch_out": {
@@ -28,7 +37,7 @@ PROBE = Probe(
             "next_tid": "thread that got the CPU",
             "next_tgid": "its process",
             "syscall_nr": "system call it blocks in; -1 page fault, -2 not applicable",
-            "flags": "1 preempted, 2 throttled, 4 registers valid",
+            "flags": "1 preempted, 2 throttled, 4 registers valid, 8 in sched_yield",
             "throttled_ns": "throttled time of its run queue so far, ns",
             "arg0": "first argument of the system call",
         },
@@ -60,6 +69,6 @@ PROBE = Probe(
     },
     cost=Cost.IDLE_FREE,
     joins="thread on the request's critical path",
-    needs="BTF tracepoints (5.5)",
+    needs="BTF tracepoints (5.5), or raw tracepoints and a BTF file",
     config={"names": "1 = name foreign threads that ran or woke beside ours"},
 )

@@ -60,7 +60,8 @@ def read_sent(path: Path) -> list[Sent]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [Sent(**{k: v for k, v in json.loads(line).items() if k != "request_id"}) for line in lines]
+    names = Sent.__dataclass_fields__
+    return [Sent(**{k: v for k, v in json.loads(line).items() if k in names}) for line in lines]
 
 
 def percentile(values: Iterable[int], ratio: float) -> int:

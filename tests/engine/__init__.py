@@ -1,0 +1,1 @@
+"""A real vLLM server on the CPU: installed in an environment of its own, started healthy, loaded, and watched."""
