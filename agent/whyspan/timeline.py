@@ -142,6 +142,7 @@ class ThreadTimeline:
         self._outs = sched.view(layout.out) if layout.out is not None else sched
         self._ins = sched.view(layout.into) if layout.into is not None else sched
         self._wakes = sched.view(layout.wake) if layout.wake is not None else sched
+        self._rests: list[int] | None = None
         fds = rows[kind == fd_kind]
         self._fds: Events | None = fds.view(fd_dtype) if fd_dtype is not None and len(fds) else None
         self._fd_ts: list[int] = fds["ts_ns"].tolist() if self._fds is not None else []
@@ -255,14 +256,31 @@ class ThreadTimeline:
         return found[::-1]
 
     def awake_since(self, t: int) -> int:
-        """Return since when the thread had not been blocked, going back from *t* at most 64 events."""
-        at = t
-        for _ in range(64):
-            interval = self.before(at)
-            if interval.state in (BLOCKED, UNKNOWN_STATE) or interval.start_ns < 0:
-                break
-            at = interval.start_ns
-        return at
+        """Return since when the thread had not been blocked (nor lost from sight) just before *t*."""
+        if self._rests is None:
+            self._rests = self._find_rests()
+        i = bisect_left(self.ts, t) - 1  # the interval that holds the moment before t
+        if i < 0:
+            return t
+        k = bisect_right(self._rests, i) - 1
+        if k < 0:
+            return self.ts[0]
+        rest = self._rests[k]
+        return self.ts[rest + 1] if rest < i else t
+
+    def _find_rests(self) -> list[int]:
+        """Positions of the intervals in which the thread slept, or of which too little was seen."""
+        code = np.array(self._code, np.int8)
+        if not len(code):
+            return []
+        following = np.append(code[1:], -1)
+        lost = np.where(
+            code == _IN,
+            (following == _IN) | (following == _WAKE),
+            (code != _BLOCK) & ((following == _OFF) | (following == _BLOCK)),
+        )
+        rests: list[int] = np.flatnonzero((code == _BLOCK) | lost).tolist()
+        return rests
 
     def poll_edges(self, calls: frozenset[int]) -> tuple[list[int], list[int]]:
         """Return when the thread left the CPU inside one of *calls*, and those calls' numbers."""

@@ -18,13 +18,13 @@ from tests import tracefs
 from tests.demo import report, truth
 from tests.demo.agent import Agent
 from tests.demo.cgroups import CpuGroup
+from tests.demo.engines import DemoServer, Engine, Vllm, cpu_of
 from tests.demo.faults import CLEANUP, FAULTS, Fault, World
-from tests.demo.procs import ROOT, DemoError, cpu_ns, python, spawn, stop, wait_http
+from tests.demo.procs import ROOT, DemoError, python, spawn, stop
 
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 PIPE_BYTES = 4096
 CALIBRATE_REQUESTS = 40
-BASELINE_REQUESTS = 70
 SLOWED_WANTED = 34
 FAULT_CAP_S = 16.0
 GAP_S = 3.0
@@ -37,13 +37,17 @@ class Demo:
     def __init__(self, args: argparse.Namespace, console: Console) -> None:
         self.args = args
         self.console = console
-        self.directory = ROOT / "build" / "demo"
+        self.directory = ROOT / "build" / ("demo" if args.engine == "demo" else f"demo-{args.engine}")
         self.directory.mkdir(parents=True, exist_ok=True)
         self.started = time.monotonic()
         self.server_cpu = max(os.sched_getaffinity(0))
         # Nothing of ours but the server and the hog runs on its CPU.
         os.sched_setaffinity(0, {CLIENT_CPU})
         self.client_file = self.directory / "client.jsonl"
+        self.engine: Engine = (
+            Vllm(self.directory) if args.engine == "vllm" else DemoServer(args.loop, args.tokens)
+        )
+        self.rate = args.rate or self.engine.rate
         self.agent: Agent | None = None
         self.windows: list[truth.Window] = []
         self.culprits: dict[str, set[int]] = {}
@@ -69,37 +73,25 @@ class Demo:
         )
         CLEANUP.callback(stop, reader)
         port = _free_port()
-        server = spawn(
-            python("tests.demo.server", "--port", port, "--loop", self.args.loop),
-            self.server_cpu,
-            before_exec=groups[0].join,
-            stderr=write_fd,
+        CLEANUP.callback(self.engine.stop)
+        self.engine.start(
+            port, cpu=self.server_cpu, rest=CLIENT_CPU, join=groups[0].join, log_fd=write_fd, say=self.say
         )
-        CLEANUP.callback(stop, server)
         os.close(read_fd)
         os.close(write_fd)
-        wait_http(f"http://127.0.0.1:{port}/healthz", server)
         self.client_file.unlink(missing_ok=True)
-        load_args = (
-            "--port",
-            port,
-            "--rate",
-            self.args.rate,
-            "--tokens",
-            self.args.tokens,
-            "--out",
-            self.client_file,
-        )
-        load = spawn(python("tests.demo.load", *load_args), CLIENT_CPU)
+        load_args = ("--port", port, "--rate", self.rate, "--out", self.client_file)
+        load = spawn(python("tests.demo.load", *load_args, *self.engine.load_args), CLIENT_CPU)
         CLEANUP.callback(stop, load)
-        return World(server, reader, groups[0], groups[1], self.server_cpu, inode, 0.0), load
+        return World(self.engine, reader, groups[0], groups[1], self.server_cpu, inode, 0.0), load
 
     def wait(self, done: Callable[[], bool], cap_s: float, world: World) -> None:
         """Poll until ``done`` or ``cap_s``, and stop at once if something that must live has died."""
         end = time.monotonic() + cap_s
         while not done() and time.monotonic() < end:
-            if world.server.poll() is not None or world.reader.poll() is not None:
-                raise DemoError("the server or its log reader died")
+            world.engine.check()
+            if world.reader.poll() is not None:
+                raise DemoError("the reader of the server's log died")
             if self.agent:
                 self.agent.check_alive()
             time.sleep(0.25)
@@ -107,10 +99,10 @@ class Demo:
     def calibrate(self, world: World) -> World:
         """Healthy requests before the agent: the objective, and the CPU that the server uses."""
         self.wait(lambda: len(self.sent()) >= 8, 20, world)
-        cpu_before, begin = cpu_ns(world.server.pid), time.monotonic_ns()
+        cpu_before, begin = cpu_of(world.engine), time.monotonic_ns()
         goal = len(self.sent()) + CALIBRATE_REQUESTS
         self.wait(lambda: len(self.sent()) >= goal, 30, world)
-        usual_cpu = (cpu_ns(world.server.pid) - cpu_before) / (time.monotonic_ns() - begin)
+        usual_cpu = (cpu_of(world.engine) - cpu_before) / (time.monotonic_ns() - begin)
         healthy = [s.latency_ns for s in self.sent() if s.start_ns >= begin]
         if len(healthy) < CALIBRATE_REQUESTS // 2:
             raise DemoError("too few requests were answered while calibrating")
@@ -149,19 +141,20 @@ class Demo:
     def run(self) -> int:
         world, load = self.start_world()
         self.say(
-            f"server on CPU {self.server_cpu} (pid {world.server.pid}), load {self.args.rate:g} requests/s"
+            f"{self.engine.name} server on CPU {self.server_cpu} (pid {self.engine.pid}), "
+            f"load {self.rate:g} requests/s"
         )
         world = self.calibrate(world)
         if not self.args.no_agent:
-            self.agent = Agent(self.directory, world.server.pid, self.objective_ms)
+            self.agent = Agent(self.directory, self.engine, self.objective_ms)
             self.agent.start(CLIENT_CPU)
             CLEANUP.callback(self.agent.stop)
             self.agent.wait_ready(30.0)
             self.say("the agent watches")
         not_before_ns = time.monotonic_ns()
-        goal = len(self.sent()) + BASELINE_REQUESTS
+        goal = len(self.sent()) + self.engine.baseline_requests
         self.wait(lambda: len(self.sent()) >= goal, 40, world)
-        self.say(f"baseline: {BASELINE_REQUESTS} healthy requests")
+        self.say(f"baseline: {self.engine.baseline_requests} healthy requests")
         for fault in FAULTS:
             if self.args.only in (None, fault.id):
                 self.inject(fault, world)
@@ -176,7 +169,7 @@ class Demo:
         if self.agent:
             self.say("waiting for the agent to settle")
             ids = {s.trace_id for group in (judged.healthy, *judged.members.values()) for s in group}
-            rows = self.agent.wait_for(ids, 8.0)
+            rows = self.agent.wait_for(ids, 15.0)
         scores = [s for s in report.score(judged, rows, world, self.culprits) if s.id in self.culprits]
         alarms = report.false_alarms(judged, rows)
         if self.agent:
@@ -227,7 +220,10 @@ def main() -> int:
         "--no-agent", action="store_true", help="report only what the client saw (to tune faults)"
     )
     parser.add_argument("--only", choices=[f.id for f in FAULTS], help="inject this fault only")
-    parser.add_argument("--rate", type=float, default=6.0, help="requests per second")
+    parser.add_argument("--engine", choices=["demo", "vllm"], default="demo", help="the server under test")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="requests per second; default: the engine's own"
+    )
     parser.add_argument("--tokens", type=int, default=12, help="tokens per request")
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     args = parser.parse_args()

@@ -12,20 +12,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
+from tests.demo.engines import Engine
 from tests.demo.procs import ROOT, DemoError, spawn, stop
 
 CONFIG = """\
-# Written by the demo: every request of one process is explained.
+# Written by the demo: every slow request of one server is explained.
 [targets]
 auto = false
-match = [{{ pid = {pid}, service = "demo" }}]
+match = [{{ pid = {pid}, service = "{service}" }}]
 
 [slo]
 e2e_ms = {e2e_ms}
 
 [collector]
-explain_per_s = 1000
-ordinary_per_s = 1000
+explain_per_s = 100
+ordinary_per_s = {ordinary_per_s:g}
 
 [run]
 state_dir = "{directory}/state"
@@ -35,9 +36,16 @@ state_dir = "{directory}/state"
 class Agent:
     """One ``whyspan run`` and the commands that read its store."""
 
-    def __init__(self, directory: Path, pid: int, e2e_ms: int) -> None:
+    def __init__(self, directory: Path, engine: Engine, e2e_ms: int) -> None:
         self.config = directory / "whyspan.toml"
-        self.config.write_text(CONFIG.format(directory=directory, pid=pid, e2e_ms=e2e_ms), encoding="utf-8")
+        text = CONFIG.format(
+            directory=directory,
+            pid=engine.pid,
+            service=engine.service,
+            ordinary_per_s=engine.ordinary_per_s,
+            e2e_ms=e2e_ms,
+        )
+        self.config.write_text(text, encoding="utf-8")
         shutil.rmtree(directory / "state", ignore_errors=True)
         (directory / "state").mkdir()
         self._log_path = directory / "agent.log"

@@ -20,15 +20,12 @@ from typing import Any
 
 from tests.demo import reader
 from tests.demo.cgroups import CpuGroup
+from tests.demo.engines import Engine
 from tests.demo.procs import DemoError, python, run_delay_ns, spawn, stop
 
 CLEANUP = contextlib.ExitStack()
 atexit.register(CLEANUP.close)
 
-#: Quota of the server's group, as a share of the CPU that it uses when healthy: it is short all the time.
-QUOTA_OF_USUAL_CPU = 0.8
-#: What the scheduler leaves to the server beside the hog, as a multiple of what it uses when healthy.
-HOG_LEAVES_OF_USUAL_CPU = 0.9
 #: The hog must make the server wait at least this share of the time, or the fault was not injected.
 MIN_RUN_DELAY_RATIO = 0.10
 
@@ -37,7 +34,7 @@ MIN_RUN_DELAY_RATIO = 0.10
 class World:
     """What the faults act on. ``usual_cpu`` is the server's CPU use when healthy, in CPUs."""
 
-    server: subprocess.Popen[bytes]
+    engine: Engine
     reader: subprocess.Popen[bytes]
     server_group: CpuGroup
     hog_group: CpuGroup
@@ -66,8 +63,8 @@ def quota(world: World) -> Iterator[Injected]:
         return f"throttled in {count} periods"
 
     with _undo(world.server_group.set_quota, None):
-        world.server_group.set_quota(world.usual_cpu * QUOTA_OF_USUAL_CPU)
-        yield Injected({world.server.pid}, check)
+        world.server_group.set_quota(world.engine.quota(world.usual_cpu))
+        yield Injected(set(world.engine.pids()), check)
 
 
 @contextlib.contextmanager
@@ -76,14 +73,14 @@ def cpu_hog(world: World) -> Iterator[Injected]:
 
     Own cgroups take both out of the scheduler's autogroups, so the weights alone decide who waits.
     """
-    share = min(0.5, world.usual_cpu * HOG_LEAVES_OF_USUAL_CPU)
+    share = world.engine.left_by_hog(world.usual_cpu)
     world.hog_group.set_weight(1.0 / share - 1.0)
     hog_process = spawn(python("tests.demo.hog"), world.server_cpu, before_exec=world.hog_group.join)
     with _undo(stop, hog_process):
-        started, before = time.monotonic(), run_delay_ns(world.server.pid)
+        started, before = time.monotonic(), run_delay_ns(world.engine.victim())
 
         def check() -> str:
-            ratio = (run_delay_ns(world.server.pid) - before) / 1e9 / (time.monotonic() - started)
+            ratio = (run_delay_ns(world.engine.victim()) - before) / 1e9 / (time.monotonic() - started)
             if ratio < MIN_RUN_DELAY_RATIO:
                 raise DemoError(f"the hog does not starve the server: run delay is {ratio:.1%} of the time")
             return f"run delay {ratio:.0%} of the time"
@@ -104,9 +101,11 @@ def log_pipe(world: World) -> Iterator[Injected]:
 @contextlib.contextmanager
 def burst(world: World) -> Iterator[Injected]:
     """Every request costs 120 ms of CPU on the event loop before it streams."""
-    with _undo(os.kill, world.server.pid, signal.SIGUSR2):
-        os.kill(world.server.pid, signal.SIGUSR1)
-        yield Injected({world.server.pid}, lambda: "120 ms on the event loop per request")
+    with _undo(world.engine.burst, False):
+        world.engine.burst(True)
+        yield Injected(
+            {world.engine.pid}, lambda: f"{world.engine.burst_s * 1000:.0f} ms on the event loop per request"
+        )
 
 
 @contextlib.contextmanager
@@ -156,7 +155,7 @@ def _is_reader(culprit: dict[str, Any], world: World, pids: set[int]) -> bool:
 
 def _is_loop(culprit: dict[str, Any], world: World, _: set[int]) -> bool:
     # uvicorn runs its loop on the main thread, whose tid is the tgid.
-    return culprit.get("tgid") == world.server.pid and culprit.get("tid") == world.server.pid
+    return culprit.get("tgid") == world.engine.pid and culprit.get("tid") == world.engine.pid
 
 
 FAULTS = (

@@ -21,24 +21,16 @@ from typing import Any
 import uvicorn
 
 from tests.demo.procs import set_name
+from tests.engine.middleware import burn
 
 TOKEN_SECONDS = 0.008
 TOKEN_CPU_SECONDS = 0.0002
-BURST_CPU_SECONDS = 0.120
+BURST_S = 0.120
 LOG_LINE_BYTES = 200
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Job = tuple[int, asyncio.AbstractEventLoop, "asyncio.Queue[bytes]"]
-
-
-def burn(seconds: float) -> int:
-    """Spend ``seconds`` of this thread's CPU time in the JSON encoder, as a slow template does."""
-    prompt = {"messages": [{"role": "user", "content": f"word {i} " * 8} for i in range(20)]}
-    size, end = 0, time.thread_time() + seconds
-    while time.thread_time() < end:
-        size += len(json.dumps(prompt))
-    return size
 
 
 def generate(index: int) -> bytes:
@@ -117,7 +109,7 @@ class App:
         request_id = dict(scope["headers"]).get(b"x-request-id", b"-").decode("latin-1")
         self.log(f"request {request_id} max_tokens={tokens}")
         if self.burst:
-            burn(BURST_CPU_SECONDS)
+            burn(BURST_S)
         chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self.workers.submit(tokens, chunks)
         for index in range(tokens):

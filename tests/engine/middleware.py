@@ -1,0 +1,43 @@
+"""An ASGI middleware for vLLM's ``--middleware``: a CPU burst on the event loop while a file says so.
+
+Runs inside vLLM's API server, in its environment: the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+#: Names the file; it holds the burst's length in seconds, and its absence means none.
+SWITCH = "WHYSPAN_TEST_BURST_FILE"
+
+App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+
+
+def burn(seconds: float) -> int:
+    """Spend that much of this thread's CPU time in the JSON encoder, as a slow chat template does."""
+    prompt = {"messages": [{"role": "user", "content": f"word {i} " * 8} for i in range(20)]}
+    size, end = 0, time.thread_time() + seconds
+    while time.thread_time() < end:
+        size += len(json.dumps(prompt))
+    return size
+
+
+class Burst:
+    """Delays every completion by what the file says, on the event loop."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.path = os.environ.get(SWITCH, "")
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            try:
+                with open(self.path, encoding="ascii") as file:
+                    burn(float(file.read()))
+            except (OSError, ValueError):
+                pass
+        await self.app(scope, receive, send)
