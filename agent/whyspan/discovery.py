@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from whyspan_probes import libraries
 
+from whyspan import cgroups
 from whyspan.config import Target, Targets
+from whyspan.listening import listens
 from whyspan.text import clean
 
 _MAX_CMDLINE = 4096
@@ -91,39 +94,19 @@ def engine_of(c: Candidate) -> str:
 
 def engine_by_library(tgid: int, proc: Path = Path("/proc")) -> str:
     """Return the engine whose libraries the process maps, or an empty string."""
-    try:
-        maps = (proc / str(tgid) / "maps").read_text(errors="replace")
-    except OSError:
-        return ""
+    maps = libraries.mapped(tgid, proc)
     for engine in LIBRARIES:
-        if engine.pattern.search(maps):
+        if any(engine.pattern.search(file.path) for file in maps.files):
             return engine.name
     return ""
-
-
-def listens(tgid: int) -> bool:
-    """Whether the process has a listening TCP socket."""
-    try:
-        return any(c.status == psutil.CONN_LISTEN for c in psutil.Process(tgid).net_connections("tcp"))
-    except (psutil.Error, OSError):
-        return False
 
 
 def cgroup_of(tgid: int, proc: Path = Path("/proc")) -> str:
     """Return the process's cgroup: of the CPU controller under v1, else of the unified tree; "" when gone."""
     try:
-        lines = (proc / str(tgid) / "cgroup").read_text(errors="replace").splitlines()
+        return cgroups.cpu_path_in((proc / str(tgid) / "cgroup").read_text(errors="replace"))
     except OSError:
         return ""
-    unified = ""
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "cpu" in controllers.split(","):
-            return path
-        if not controllers:
-            unified = path
-    return unified
 
 
 def unit_of(cgroup: str) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from whyspan.discovery import cgroup_of
+from whyspan import cgroups, containers
+from whyspan.cgroups import Mount
 from whyspan.model import CgroupFact, Fact, FdFact, ProcessFact, ThreadFact
 from whyspan.text import clean
 
-_CGROUP_V1 = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"))
-_CGROUP_V2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _MAX_NAME, _MAX_PATH = 64, 512
 _MAX_SCANNED_FDS = 20_000
 
@@ -37,16 +37,30 @@ def process_fact(tgid: int, service: str, proc: Path = Path("/proc")) -> Process
     except OSError:
         cpus = 0
     stat = _read(folder / "stat").rpartition(")")[2].split()
+    groups = _read(folder / "cgroup")
+    container = containers.of_paths(cgroups.paths_in(groups))
     return ProcessFact(
         tgid=tgid,
         comm=clean(comm, _MAX_NAME),
         exe=clean(exe, _MAX_NAME),
         service=service,
-        cgroup=clean(cgroup_of(tgid, proc), _MAX_PATH),
+        cgroup=clean(cgroups.cpu_path_in(groups), _MAX_PATH),
         cpus_allowed=cpus,
         cpu_count=os.cpu_count() or 0,
         start_ticks=int(stat[19]) if len(stat) > 19 else 0,
+        vpid=_vpid(_read(folder / "status")),
+        container_id=clean(container.id, _MAX_NAME),
+        pod_uid=container.pod_uid,
     )
+
+
+def _vpid(status: str) -> int:
+    """The number that the process has in its own PID namespace, 0 when that is ours."""
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            numbers = line.split()[1:]
+            return int(numbers[-1]) if len(numbers) > 1 and numbers[-1].isdigit() else 0
+    return 0
 
 
 def thread_facts(tgid: int, known: set[int], limit: int = 256, proc: Path = Path("/proc")) -> list[Fact]:
@@ -69,32 +83,28 @@ def thread_facts(tgid: int, known: set[int], limit: int = 256, proc: Path = Path
     return out
 
 
-def cgroup_facts(path: str) -> list[Fact]:
-    """Return the CPU quota of a cgroup and of each of its ancestors that has one (v1 or v2)."""
-    out: list[Fact] = []
-    while path:
-        quota = _quota(path)
-        if quota:
-            out.append(CgroupFact(clean(path, _MAX_PATH), *quota))
+def cgroup_facts(path: str, mounts: Iterable[Mount]) -> list[Fact]:
+    """Return the CPU quota of a cgroup and of each of its ancestors (v1 or v2), 0 where there is none."""
+    found = cgroups.cpu_mounts(mounts)
+    return [
+        CgroupFact(clean(group, _MAX_PATH), *(_quota(group, found) or (0, 0)))
+        for group in cgroups.ancestors(path)
+    ]
+
+
+def _quota(path: str, mounts: Iterable[Mount]) -> tuple[int, int] | None:
+    for mount in mounts:
+        folder = cgroups.folder(path, mount)
+        if folder is None:
+            continue
+        if mount.version == 1:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            if quota.lstrip("-").isdigit() and period.isdigit():
+                return (int(quota), int(period)) if int(quota) > 0 else None
         else:
-            out.append(CgroupFact(clean(path, _MAX_PATH), 0, 0))
-        if path == "/":
-            break
-        path = path.rpartition("/")[0] or "/"
-    return out
-
-
-def _quota(path: str) -> tuple[int, int] | None:
-    relative = path.lstrip("/")
-    for root in _CGROUP_V1:
-        quota = _read(root / relative / "cpu.cfs_quota_us")
-        period = _read(root / relative / "cpu.cfs_period_us")
-        if quota.lstrip("-").isdigit() and period.isdigit():
-            return (int(quota), int(period)) if int(quota) > 0 else None
-    for root in _CGROUP_V2:
-        parts = _read(root / relative / "cpu.max").split()
-        if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit():
-            return int(parts[0]), int(parts[1])
+            parts = _read(folder / "cpu.max").split()
+            if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit():
+                return int(parts[0]), int(parts[1])
     return None
 
 
@@ -103,7 +113,7 @@ def fd_fact(tgid: int, fd: int, inode: int, proc: Path = Path("/proc")) -> FdFac
     link = proc / str(tgid) / "fd" / str(fd)
     try:
         target = os.readlink(link)
-        if os.stat(link).st_ino != inode:
+        if _inode(tgid, fd, proc) != inode:
             return None
     except OSError:
         return None
@@ -119,6 +129,18 @@ def fd_fact(tgid: int, fd: int, inode: int, proc: Path = Path("/proc")) -> FdFac
     peer_tgid, peer_comm = pipe_peer(tgid, inode, proc) if kind == "pipe" else (0, "")
     path = clean(target, _MAX_PATH) if kind in {"file", "tty"} else ""
     return FdFact(tgid, fd, inode, kind, path, peer_tgid, peer_comm)
+
+
+def _inode(tgid: int, fd: int, proc: Path) -> int:
+    """The inode number as the probes read it in the kernel.
+
+    On an overlay, as containers have it, stat may say another number; fdinfo has the kernel's since Linux 5.14.
+    """
+    for line in _read(proc / str(tgid) / "fdinfo" / str(fd)).splitlines():
+        name, _, value = line.partition(":")
+        if name == "ino" and value.strip().isdigit():
+            return int(value)
+    return os.stat(proc / str(tgid) / "fd" / str(fd)).st_ino
 
 
 def pipe_peer(tgid: int, inode: int, proc: Path = Path("/proc")) -> tuple[int, str]:

@@ -48,9 +48,10 @@ struct {
 	__type(value, struct issue);
 } block_io_inflight SEC(".maps");
 
-static __always_inline int on_issue(struct request *rq)
+static __always_inline int on_issue(const bool raw, struct request *rq)
 {
 	__u64 id = bpf_get_current_pid_tgid(), key = whyspan_key(rq);
+	struct task_struct *task;
 	struct issue issue = {
 		.ts_ns = bpf_ktime_get_ns(),
 		.tid = id,
@@ -59,7 +60,8 @@ static __always_inline int on_issue(struct request *rq)
 	};
 
 	issue.watched = whyspan_is_watched(issue.tgid);
-	issue.kthread = !!(bpf_get_current_task_btf()->flags & PF_KTHREAD);
+	task = raw ? (struct task_struct *)bpf_get_current_task() : bpf_get_current_task_btf();
+	issue.kthread = !!(WHYSPAN_FIELD(raw, task, flags) & PF_KTHREAD);
 	bpf_map_update_elem(&block_io_inflight, &key, &issue, BPF_ANY);
 	return 0;
 }
@@ -100,11 +102,23 @@ static __always_inline int on_complete(struct request *rq)
 SEC("tp_btf/block_rq_issue")
 int BPF_PROG(block_io_issue_tp, struct request *rq)
 {
-	return on_issue(rq);
+	return on_issue(false, rq);
+}
+
+SEC("raw_tp/block_rq_issue")
+int BPF_PROG(block_io_issue_raw, struct request *rq)
+{
+	return on_issue(true, rq);
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(block_io_complete_tp, struct request *rq)
+{
+	return on_complete(rq);
+}
+
+SEC("raw_tp/block_rq_complete")
+int BPF_PROG(block_io_complete_raw, struct request *rq)
 {
 	return on_complete(rq);
 }

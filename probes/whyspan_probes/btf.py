@@ -88,6 +88,18 @@ class Btf:
         found: int = self._lib.btf__find_by_name_kind(self._pointer, name.encode(), kind)
         return max(0, found)
 
+    def members(self, name: str) -> frozenset[str]:
+        """Return the names of the direct members of ``struct name``; empty when there is no such struct."""
+        type_id = self.find(name, STRUCT)
+        if not type_id:
+            return frozenset()
+        return frozenset(self._string(n) for n, _, _ in self._extra(self._type(type_id), "<III"))
+
+    def pointer_bytes(self) -> int:
+        """Return the size of a pointer on the machine it describes; 0 when it does not say."""
+        size: int = self._lib.btf__pointer_size(self._pointer)
+        return size
+
     def enum(self, name: str) -> dict[str, int]:
         """Return the enumerators of ``enum name``; empty when there is no such enum."""
         type_id = self.find(name, ENUM)

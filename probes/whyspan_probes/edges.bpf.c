@@ -57,7 +57,7 @@ struct {
 
 static __always_inline __u32 edge_of(__u32 fd, __u64 *key)
 {
-	struct file *file = whyspan_file_of(bpf_get_current_task_btf(), fd);
+	struct file *file = whyspan_file_of(whyspan_current(), fd);
 	struct whyspan_file what = {};
 	__u16 mode;
 
@@ -124,7 +124,7 @@ static __noinline int exit_read(long ret, __s32 nr)
 
 	if (ret <= 0 || !whyspan_is_watched(tgid))
 		return 0;
-	whyspan_read_call(bpf_get_current_task_btf(), &call);
+	whyspan_current_call(&call);
 	type = edge_of(call.arg[0], &key);
 	if (!type)
 		return 0;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whyspan_probes.probe import Cost, Hook, Probe
+from whyspan_probes.probe import NO_REGISTERS, Cost, Hook, Probe
 
 _EDGE = {
     "aux": "1 eventfd, 2 pipe",
@@ -18,13 +18,13 @@ PROBE = Probe(
     title="eventfd and pipe writes and reads",
     hooks=(
         Hook("write", (("edges_enter_write", "edges_exit_write"),)),
-        Hook("read", (("edges_exit_read",),)),
+        Hook("read", (("edges_exit_read",),), lacks={"edges_exit_read": NO_REGISTERS}),
         Hook("vectors", (("edges_enter_writev", "edges_exit_writev", "edges_exit_readv"),), required=False),
     ),
     events={"edge_write": _EDGE, "edge_read": _EDGE},
     cost=Cost.PER_UNIT,
     joins="writer and reader threads on the critical path",
     needs="syscall tracepoints, tracefs",
-    shed=1,
+    shed=3,
     config={"pipes": "1 = pipes too, not only eventfds"},
 )

@@ -15,6 +15,10 @@ class PrivilegeError(ProbeFrameworkError):
     """The kernel refused for lack of CAP_BPF or CAP_PERFMON; run as root or grant them."""
 
 
+class BtfFileError(ProbeFrameworkError):
+    """The file that was named as the kernel's BTF cannot serve; the user names another."""
+
+
 class ProbeError(ProbeFrameworkError):
     """A probe's object and its declaration disagree, or it cannot be opened; a developer fixes it.
 

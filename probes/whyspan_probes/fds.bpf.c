@@ -62,20 +62,23 @@ static __always_inline __s32 fd_of(const struct whyspan_call *call)
 	return fd;
 }
 
-static __always_inline int on_switch(struct task_struct *prev, __u32 prev_state)
+static __always_inline int on_switch(const bool raw, struct task_struct *prev, __u32 prev_state)
 {
 	struct whyspan_call call = { .nr = -2 };
 	struct whyspan_file what = {};
-	__u32 tgid = prev->tgid;
+	__u32 tgid = WHYSPAN_FIELD(raw, prev, tgid);
 	struct fd_block *e;
 	struct file *file;
 	__s32 fd;
 
 	if (!(prev_state & 0x3) || (prev_state & 0xc) ||
-	    (prev->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
+	    (WHYSPAN_FIELD(raw, prev, flags) & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
 		return 0;
 	/* Registers are nearer than the hash of watched processes, and most blocks are on no descriptor. */
-	whyspan_read_call(prev, &call);
+	if (raw)
+		whyspan_find_call(prev, &call);
+	else
+		whyspan_read_call(prev, &call);
 	if (!names_fd(call.nr) || !whyspan_is_watched(tgid))
 		return 0;
 	fd = fd_of(&call);
@@ -85,7 +88,8 @@ static __always_inline int on_switch(struct task_struct *prev, __u32 prev_state)
 	if (!file)
 		return 0;
 	whyspan_describe_file(file, &what);
-	e = whyspan_reserve(KIND_fd_block, bpf_ktime_get_ns(), prev->pid, tgid, what.kind);
+	e = whyspan_reserve(KIND_fd_block, bpf_ktime_get_ns(), WHYSPAN_FIELD(raw, prev, pid), tgid,
+			    what.kind);
 	if (!e)
 		return 0;
 	e->inode = what.inode;
@@ -103,14 +107,27 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(fds_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next,
 	     unsigned int prev_state)
 {
-	return on_switch(prev, prev_state);
+	return on_switch(false, prev, prev_state);
 }
 
 /* Before "sched/tracing: Append prev_state to tp args instead" (5.19) there are three arguments. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(fds_switch_tp3, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	return on_switch(prev, BPF_CORE_READ(prev, __state));
+	return on_switch(false, prev, BPF_CORE_READ(prev, __state));
+}
+
+SEC("raw_tp/sched_switch")
+int BPF_PROG(fds_switch_raw, bool preempt, struct task_struct *prev, struct task_struct *next,
+	     unsigned int prev_state)
+{
+	return on_switch(true, prev, prev_state);
+}
+
+SEC("raw_tp/sched_switch")
+int BPF_PROG(fds_switch_raw3, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	return on_switch(true, prev, BPF_CORE_READ(prev, __state));
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from whyspan_probes.btf import TYPEDEF, Btf
 from whyspan_probes.errors import LibbpfMissingError
+from whyspan_probes.kernel_btf import OWN, KernelBtf
 
 CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 12, 19, 21, 38, 39
-KERNEL_BTF = Path("/sys/kernel/btf/vmlinux")
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
@@ -25,6 +26,7 @@ class Features(NamedTuple):
     lockdown: str  # none, integrity, confidentiality, or "" when the kernel has no lockdown
     tracefs: str  # where it is mounted, or ""
     capabilities: frozenset[str]
+    host_pids: bool = True  # process ids here are those that the kernel's events carry
 
     @property
     def may_load(self) -> bool:
@@ -73,23 +75,35 @@ def read_features() -> Features:
         lockdown = ""
     return Features(
         kernel=os.uname().release,
-        btf=KERNEL_BTF.exists(),
+        btf=OWN.exists(),
         lockdown=lockdown,
         tracefs=tracefs(),
         capabilities=_effective_capabilities(),
+        host_pids=in_host_pid_namespace(),
     )
+
+
+def in_host_pid_namespace() -> bool:
+    """Whether this process is in the initial PID namespace; True also when that cannot be told."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return True
 
 
 class HookTable:
     """Answers whether the kernel has a hook, so that the reason can be given before anything is tried."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: KernelBtf | None = None) -> None:
+        """*kernel*: the BTF to go by; default: what the running kernel has."""
+        self.kernel = kernel or KernelBtf.find()
         self._btf: Btf | None = None
         self._error = ""
         try:
-            self._btf = Btf.of_kernel()
+            self._btf = Btf.of_kernel()  # of a kernel without, libbpf may still find a file under /boot
         except OSError as e:
-            self._error = f"no kernel BTF ({os.strerror(e.errno or errno.ENOENT)})"
+            if self.kernel.file is None:
+                self._error = f"no kernel BTF ({os.strerror(e.errno or errno.ENOENT)}): name a file by --btf"
         except LibbpfMissingError as e:
             self._error = str(e)
 
@@ -101,18 +115,23 @@ class HookTable:
         kind, _, target = section.partition("/")
         if self._error:
             return self._error
-        if kind in {"tp_btf", "raw_tp"} and self._btf:
-            return (
-                ""
-                if self._btf.find(f"btf_trace_{target}", TYPEDEF)
-                else f"this kernel has no tracepoint {target}"
-            )
+        if kind == "tp_btf" and not self.kernel.own:
+            return "the kernel has no BTF of its own"
+        if kind in {"tp_btf", "raw_tp"}:
+            return "" if self._has(target) else f"this kernel has no tracepoint {target}"
         if kind in {"tracepoint", "tp"}:
             root = tracefs()
             if not root:
                 return "tracefs is not mounted"
             return "" if (Path(root) / "events" / target).is_dir() else f"no tracepoint {target}"
         return ""
+
+    def _has(self, tracepoint: str) -> bool:
+        if self._btf:
+            return bool(self._btf.find(f"btf_trace_{tracepoint}", TYPEDEF))
+        root = tracefs()
+        # Without both nothing is known: the attempt tells.
+        return not root or any((group / tracepoint).is_dir() for group in (Path(root) / "events").iterdir())
 
     def close(self) -> None:
         """Free the kernel's BTF (several MB)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ log = logging.getLogger("whyspan.governor")
 
 #: Run-time statistics are on for 1 s in 30: they inflate what they measure.
 WINDOW_S, PERIOD_S = 1.0, 30.0
+#: A window over budget is confirmed by another after this time: one second may be a peak.
+CONFIRM_S = 5.0
+#: The targets' use is the most of this many windows: while they are starved, they burn little and cost as much.
+TARGET_WINDOWS = 4
 
 
 class Budget(NamedTuple):
@@ -50,6 +55,8 @@ class Governor:
         self.bpf_cores = 0.0
         self.agent_cores = 0.0
         self.target_cores = 0.0
+        self.confirming = False  # the last window was over budget; the next one decides
+        self._burnt: deque[float] = deque(maxlen=TARGET_WINDOWS)
 
     def tick(self, now_s: float) -> bool:
         """Open or close a measuring window when due. Returns True when new figures are there."""
@@ -60,7 +67,7 @@ class Governor:
         if now_s - self._opened_s < WINDOW_S:
             return False
         self._measure(now_s)
-        self._enforce()
+        self._enforce(now_s)
         return True
 
     def close(self) -> None:
@@ -107,11 +114,18 @@ class Governor:
         overhead, targets = self._overhead(), self._targets()
         self.agent_cores = max(0.0, overhead - self._cpu_before[0]) / elapsed
         self.target_cores = max(0.0, targets - self._cpu_before[1]) / elapsed
+        self._burnt.append(self.target_cores)
 
-    def _enforce(self) -> None:
-        used, limit = self.bpf_cores + self.agent_cores, self._budget.limit(self.target_cores)
+    def _enforce(self, now_s: float) -> None:
+        used, limit = self.bpf_cores + self.agent_cores, self._budget.limit(max(self._burnt))
         if self.bpf_cores <= limit:
+            self.confirming = False
             return  # detaching a probe lowers the cost of the probes; the agent's own is bounded by rates
+        if not self.confirming:
+            self.confirming = True
+            self._next_s = now_s + CONFIRM_S
+            return
+        self.confirming = False
         candidates = [p for p in self._session.probes if p.attached and p.probe.shed > 0]
         if not candidates:
             return

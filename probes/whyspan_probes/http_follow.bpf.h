@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "http_scan.bpf.h"
+#include "http_end.bpf.h"
 
 /* Send the head's text between window_at and pos to user space. */
 static __always_inline void emit_piece(struct scan *s, struct conn *c, __u16 last)
@@ -39,12 +39,12 @@ static __always_inline void emit_lost(struct scan *s, struct conn *c, __u32 whic
 	if (!e)
 		return;
 	e->cookie = s->piece.cookie;
-	e->seq = which == 1 ? c->in_seq : c->out_seq;
-	e->bytes = which == 1 ? c->in.head_bytes : c->out.head_bytes;
+	e->seq = which == HTTP_REQUEST_LOST ? c->in_seq : c->out_seq;
+	e->bytes = which == HTTP_REQUEST_LOST ? c->in.head_bytes : c->out.head_bytes;
 	e->lport = s->piece.lport;
 	e->rport = s->piece.rport;
 	e->_pad = 0;
-	e->_pad2 = 0;
+	e->first_ns = 0;
 	whyspan_submit(e);
 }
 
@@ -149,6 +149,7 @@ static long request_step(__u32 i, struct walk *w)
 		http_begin(&c->in);
 		c->head_first_ns = s->pos ? s->last_arrival : s->first_arrival;
 		c->head_recv_ns = s->now;
+		c->head_reader = scan_id(s);
 		/* A head's text starts at a window's start, so that pieces are contiguous. */
 		if (s->window_at != s->pos && !fill_window(s, WINDOW)) {
 			s->broken = 1;
@@ -178,25 +179,9 @@ static long request_step(__u32 i, struct walk *w)
 	}
 }
 
-static __always_inline void end_response(struct scan *s, struct conn *c, __u32 flags)
+static __always_inline void response_done(struct scan *s, struct conn *c)
 {
-	struct http_response_end *e;
-
-	e = whyspan_reserve(KIND_http_response_end, s->now, s->piece.tid, s->piece.tgid, c->out.status);
-	if (e) {
-		e->cookie = s->piece.cookie;
-		e->first_body_ns = c->body_first_ns;
-		e->chunks = c->chunks + (s->body_bytes ? 1 : 0);
-		e->response_bytes = c->response_bytes + s->body_bytes;
-		e->seq = c->out_seq;
-		e->flags = flags;
-		whyspan_submit(e);
-	}
-	c->out_seq++;
-	c->out.state = HTTP_IDLE;
-	c->chunks = 0;
-	c->response_bytes = 0;
-	c->body_first_ns = 0;
+	end_response(c, s->piece.cookie, s->now, scan_id(s), s->body_bytes, 0);
 	s->body_bytes = 0;
 }
 
@@ -220,7 +205,7 @@ static __always_inline void end_response_head(struct scan *s, struct conn *c)
 		whyspan_submit(e);
 	}
 	if (begin_body(&c->out, is_head || status == 101 || status == 204 || status == 304, true))
-		end_response(s, c, 0);
+		response_done(s, c);
 	if (status == 101)
 		c->in.state = c->out.state = HTTP_FOREIGN;
 }
@@ -242,7 +227,7 @@ static long response_step(__u32 i, struct walk *w)
 		s->body_bytes += bytes;
 		s->pos += bytes;
 		if (ended)
-			end_response(s, c, 0);
+			response_done(s, c);
 		return 0;
 	}
 	if (s->pos - s->window_at >= s->window_bytes) {
@@ -258,6 +243,9 @@ static long response_step(__u32 i, struct walk *w)
 	}
 	byte = s->text[(s->pos - s->window_at) & (WINDOW - 1)];
 	if (c->out.state == HTTP_IDLE) {
+		/* An answer before the head was whole: it was refused, or given up. */
+		if (byte == 'H' && c->out_seq == c->in_seq)
+			cut_head(c, s->piece.cookie, s->piece.lport, s->piece.rport, s->now);
 		if (byte != 'H' || c->out_seq == c->in_seq) {
 			s->broken = 1;
 			return 1;
@@ -271,7 +259,7 @@ static long response_step(__u32 i, struct walk *w)
 		end_response_head(s, c);
 		return 0;
 	case STEP_MESSAGE_END:
-		end_response(s, c, 0);
+		response_done(s, c);
 		return 0;
 	case STEP_BROKEN:
 		s->broken = 1;
@@ -290,7 +278,7 @@ static __always_inline void http_recv(const struct op *op, struct conn *c, __u64
 	if (!s)
 		return;
 	begin_scan(s, op, now, id);
-	take_arrival(s, op->sock_key);
+	take_arrival(s, op->sock_key, op->left);
 	readable = find_buffers(s);
 	if (!c || c->in.state == HTTP_FOREIGN) {
 		struct conn fresh = {};
@@ -310,8 +298,13 @@ static __always_inline void http_recv(const struct op *op, struct conn *c, __u64
 	}
 	bpf_loop(MAX_STEPS, request_step, &w, 0);
 	if (s->pos < s->end || s->broken) {
-		if (c->in_seq || c->in.head_bytes > 4) /* else it never was HTTP */
-			emit_lost(s, c, 1);
+		if (c->in_seq || c->in.head_bytes > HTTP_MIN_HEAD) /* else it never was HTTP */
+			emit_lost(s, c, HTTP_REQUEST_LOST);
+		if (c->in.state == HTTP_HEAD && c->in.head_bytes > HTTP_MIN_HEAD) {
+			/* Too long, or against the grammar: a request all the same, which will be refused. */
+			emit_piece(s, c, 1);
+			c->in_seq++;
+		}
 		c->in.state = HTTP_FOREIGN;
 	} else if (c->in.state == HTTP_HEAD) {
 		emit_piece(s, c, 0);
@@ -369,7 +362,7 @@ static __always_inline void http_send(const struct op *op, struct conn *c, __u64
 	}
 	if (s->pos < s->end || s->broken) {
 		if (c->out_seq != c->in_seq)
-			emit_lost(s, c, 2);
+			emit_lost(s, c, HTTP_RESPONSE_LOST);
 		c->out.state = HTTP_FOREIGN;
 		c->in.state = HTTP_FOREIGN;
 	}

@@ -21,6 +21,7 @@ struct conn {
 	struct http_side out;
 	__u64 head_first_ns;
 	__u64 head_recv_ns;
+	__u64 head_reader; /* tgid and tid that read its first byte */
 	__u64 body_first_ns;
 	__u64 head_methods; /* bit seq % 64: that request was a HEAD, its response has no body */
 	__u32 in_seq;	    /* requests begun */
@@ -98,6 +99,8 @@ struct op {
 	__u32 family;
 	__u16 lport;
 	__u16 rport;
+	__u32 left; /* bytes that a receive left in the socket */
+	__u32 dead; /* 1 = the connection has ended; what is read was left in the socket */
 	__u32 _pad;
 };
 
@@ -156,7 +159,7 @@ static __always_inline bool find_buffers(struct scan *s)
 	struct whyspan_call call = { .nr = -2 };
 
 	s->iov = s->iov_left = s->base = s->base_at = s->base_bytes = 0;
-	whyspan_read_call(bpf_get_current_task_btf(), &call);
+	whyspan_current_call(&call);
 	switch (call.nr) {
 	case NR_READ:
 	case NR_WRITE:
@@ -217,6 +220,12 @@ static __always_inline void begin_scan(struct scan *s, const struct op *op, __u6
 	s->piece.rport = op->rport;
 }
 
+/* Who made the operation under examination, as the kernel has it: tgid and tid. */
+static __always_inline __u64 scan_id(const struct scan *s)
+{
+	return (__u64)s->piece.tgid << 32 | s->piece.tid;
+}
+
 static __always_inline void serve_port(__u16 port)
 {
 	__u32 word = port >> 6;
@@ -235,7 +244,7 @@ static __always_inline bool is_served(__u16 port)
 	return bits & (1ull << (port & 63));
 }
 
-static __always_inline void take_arrival(struct scan *s, __u64 sock_key)
+static __always_inline void take_arrival(struct scan *s, __u64 sock_key, __u32 left)
 {
 	struct arrival *arrival = bpf_map_lookup_elem(&sockets_arrivals, &sock_key);
 
@@ -246,5 +255,8 @@ static __always_inline void take_arrival(struct scan *s, __u64 sock_key)
 		s->first_arrival = arrival->first_ns;
 	if (arrival->last_ns < s->now)
 		s->last_arrival = arrival->last_ns;
-	bpf_map_delete_elem(&sockets_arrivals, &sock_key);
+	if (left > 1 && !(left >> 31)) /* more than a FIN, which counts as one */
+		arrival->first_ns = arrival->last_ns;
+	else
+		bpf_map_delete_elem(&sockets_arrivals, &sock_key);
 }

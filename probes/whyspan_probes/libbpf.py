@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "btf__parse": (_P, [_S, _P]),
     "btf__free": (None, [_P]),
     "btf__type_cnt": (_U32, [_P]),
+    "btf__pointer_size": (ct.c_size_t, [_P]),
     "btf__type_by_id": (_P, [_P, _U32]),
     "btf__name_by_offset": (_S, [_P, _U32]),
     "btf__find_by_name_kind": (ct.c_int32, [_P, _S, _U32]),
@@ -108,6 +110,7 @@ class _Log:
     """libbpf's messages by calling thread, kept for error reports (bounded) and never printed."""
 
     MAX_LINES = 4000
+    MAX_MESSAGE = 1 << 20  # a verifier's log is one message, and its end tells why
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -115,24 +118,24 @@ class _Log:
         self._callback = _PRINT(self._on_print)  # must outlive the library
 
     def _on_print(self, level: int, fmt: bytes, args: int) -> int:
-        buffer = ct.create_string_buffer(4096)
-        self._vsnprintf(buffer, ct.c_size_t(len(buffer)), ct.c_char_p(fmt), ct.c_void_p(args))
-        lines = self._lines()
-        if level <= 1 and len(lines) < self.MAX_LINES:  # warnings; 2 is debug
-            lines.extend(buffer.value.decode(errors="replace").splitlines())
+        if level <= 1:  # warnings; 2 is debug
+            buffer = ct.create_string_buffer(self.MAX_MESSAGE)
+            self._vsnprintf(buffer, ct.c_size_t(len(buffer)), ct.c_char_p(fmt), ct.c_void_p(args))
+            self._lines().extend(buffer.value.decode(errors="replace").splitlines())
         return 0
 
     def install(self, lib: ct.CDLL) -> None:
         lib.libbpf_set_print(self._callback)
 
-    def _lines(self) -> list[str]:
-        lines: list[str] | None = getattr(self._local, "lines", None)
+    def _lines(self) -> deque[str]:
+        lines: deque[str] | None = getattr(self._local, "lines", None)
         if lines is None:
-            lines = self._local.lines = []
+            lines = self._local.lines = deque(maxlen=self.MAX_LINES)
         return lines
 
     def take(self) -> str:
-        text, self._local.lines = "\n".join(self._lines()), []
+        text = "\n".join(self._lines())
+        self._lines().clear()
         return text
 
 
@@ -158,6 +161,20 @@ def check_pointer(pointer: int | None, what: str) -> int:
         code = ct.get_errno() or errno.EINVAL
         raise OSError(code, f"{what}: {os.strerror(code)}")
     return pointer
+
+
+class ObjectOpenOpts(ct.Structure):
+    """The head of struct bpf_object_open_opts, libbpf 1.3 ``src/libbpf.h``; libbpf copies the strings."""
+
+    _fields_ = (
+        ("sz", ct.c_size_t),
+        ("object_name", _S),
+        ("relaxed_maps", ct.c_bool),
+        ("pin_root_path", _S),
+        ("_attach_prog_fd", _U32),
+        ("kconfig", _S),
+        ("btf_custom_path", _S),
+    )
 
 
 class MapCreateOpts(ct.Structure):

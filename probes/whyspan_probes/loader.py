@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
+import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from whyspan_probes import libbpf as lb
 from whyspan_probes.btf import Btf
 from whyspan_probes.errors import PrivilegeError, ProbeError
 from whyspan_probes.features import HookTable
+from whyspan_probes.kernel_btf import KernelBtf
 from whyspan_probes.probe import Hook, Probe
 from whyspan_probes.registry import Found
 from whyspan_probes.schema import HEAD_FIELDS, EventType
@@ -24,6 +26,7 @@ from whyspan_probes.state import HookState, ProbeState
 
 KINDS_PER_PROBE = 16
 _FAILED_PROGRAM = re.compile(r"prog '(\w+)': failed to load")
+_UNRESOLVED = re.compile(r"failed to resolve CO-RE relocation <\w+> \[\d+\] (\w+ [^\s(]+)")
 _LOADERS = 4
 _PERMISSION_ERRNOS = (1, 13)
 
@@ -85,7 +88,7 @@ class LoadedProbe:
             raise ProbeError(f"probe {self.probe.name}: too many probes")
         self.state = ProbeState(self.probe.name, self.probe.title, self.probe.cost.value)
         self.types: list[EventType] = []
-        self._maps, self._secret, self._hooks = maps, key_secret, hooks
+        self._maps, self._secret, self._hooks, self._kernel = maps, key_secret, hooks, hooks.kernel
         self._object = 0
         self._links: list[int] = []
         self._programs: dict[str, int] = {}
@@ -142,7 +145,10 @@ class LoadedProbe:
     def _open(self, config: Mapping[str, int]) -> None:
         lib = lb.libbpf()
         lb.take_log()
-        obj = lib.bpf_object__open_file(str(self.path).encode(), None)
+        opts = lb.ObjectOpenOpts(sz=ct.sizeof(lb.ObjectOpenOpts))
+        if self._kernel.file is not None:
+            opts.btf_custom_path = os.fsencode(self._kernel.file)
+        obj = lib.bpf_object__open_file(str(self.path).encode(), ct.byref(opts))
         if not obj:
             raise ProbeError(f"probe {self.probe.name}: cannot open {self.path.name}", lb.take_log())
         self._object = obj
@@ -172,6 +178,7 @@ class LoadedProbe:
                 "shard_mask": self._maps.shards - 1,
                 "wake_every": self._maps.wake_every,
                 "kind_base": self.kind_base,
+                "no_btf": not self._kernel.own,
             },
             "cfg": config,
         }
@@ -270,6 +277,9 @@ class LoadedProbe:
         self.state.hooks = {
             h.name: HookState(used.get(h.name, []), refused[h.name]) for h in self.probe.hooks
         }
+        if not self._kernel.own:
+            for h, programs in self._chosen(choice):
+                self.state.hooks[h.name].lacks = sorted({h.lacks[p] for p in programs if p in h.lacks})
         whole = all(h.name in used for h in self.probe.hooks)
         self.state.state, self.state.reason = (
             ("attached", "") if whole else ("partial", "an optional hook is missing")
@@ -278,6 +288,9 @@ class LoadedProbe:
 
 def _summary(log: str) -> str:
     """The one line of libbpf's output that tells why: the verifier's last sentence, or the last warning."""
+    unresolved = _UNRESOLVED.search(log)
+    if unresolved:
+        return f"no {unresolved[1]} in the kernel's BTF"
     lines = [ln.strip() for ln in log.splitlines() if ln.strip()]
     for i, line in enumerate(lines):
         if line.startswith("processed ") and i:
@@ -297,9 +310,10 @@ def _attach(p: LoadedProbe, config: Mapping[str, int]) -> None:
 class Session:
     """All probes of one run and the maps that they share."""
 
-    def __init__(self, found: Iterable[Found], ring_bytes: int) -> None:
+    def __init__(self, found: Iterable[Found], ring_bytes: int, kernel: KernelBtf | None = None) -> None:
+        """*kernel*: the BTF to go by, see ``KernelBtf.find``; default: the running kernel's own."""
         self.maps = SharedMaps(ring_bytes)
-        hooks = HookTable()
+        hooks = HookTable(kernel)
         secret = secrets.randbits(64)
         try:
             self.probes = [LoadedProbe(f, i, self.maps, secret, hooks) for i, f in enumerate(found)]

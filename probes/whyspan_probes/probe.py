@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+#: For ``Hook.lacks``: registers are found at the top of a stack of this size or not at all (arch.bpf.h).
+NO_REGISTERS = "system calls are unknown if the kernel's stacks are not 16 KiB"
+
 
 class Cost(StrEnum):
     """Cost classes of DESIGN section 3, as the governor and the user see them."""
@@ -19,12 +22,14 @@ class Cost(StrEnum):
 class Hook:
     """One thing to observe, by the first alternative that attaches.
 
-    Each alternative is a tuple of program names that are attached together.
+    Each alternative is a tuple of program names that are attached together. ``lacks`` says of a program what it
+    may not see on a kernel without BTF of its own.
     """
 
     name: str
     alternatives: tuple[tuple[str, ...], ...]
     required: bool = True  # without it the probe is useless
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
     def programs(self) -> set[str]:
         """Return every program that any alternative names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whyspan_probes.probe import Cost, Hook, Probe
+from whyspan_probes.probe import NO_REGISTERS, Cost, Hook, Probe
 
 _IRQ = (
     "sched_hrtimer_enter",
@@ -20,8 +20,13 @@ PROBE = Probe(
         Hook(
             "switch",
             (("sched_switch_tp",), ("sched_switch_tp3",), ("sched_switch_raw",), ("sched_switch_raw3",)),
+            lacks={"sched_switch_raw": NO_REGISTERS, "sched_switch_raw3": NO_REGISTERS},
         ),
-        Hook("waking", (("sched_waking_tp",), ("sched_waking_raw",))),
+        Hook(
+            "waking",
+            (("sched_waking_tp",), ("sched_waking_raw",)),
+            lacks={"sched_waking_raw": NO_REGISTERS},
+        ),
         Hook(
             "life",
             (

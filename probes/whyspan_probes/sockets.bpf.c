@@ -5,7 +5,8 @@
  * Hooks sock_recv_length and sock_send_length (6.3+), which see every call on every socket whatever the
  * library, or else the exit of nine system calls. Connections are named by the socket's cookie, so dup,
  * descriptor passing and other acceptors are right. Reads user memory only where HTTP framing must be: heads,
- * chunk sizes. Bodies are skipped unread. Only connections that began with a request are followed.
+ * chunk sizes. Bodies are skipped unread. Only connections that began with a request are followed. Kernels
+ * without BTF get the same as raw tracepoints.
  *
  * A request begins when its first byte reaches the socket (sk_data_ready), not when the server gets to
  * reading it: the wait of an accepted or still unaccepted connection is the server's. io_uring is not seen.
@@ -89,9 +90,10 @@ static __always_inline int on_data(struct op *op, __u64 id, bool recv)
 	if (op->family == AF_UNIX || !cfg.http)
 		return 0;
 	c = bpf_map_lookup_elem(&sockets_conns, &op->key);
-	if (recv)
+	/* Requests that are read from a socket after its end have had theirs as unread ones. */
+	if (recv && (c || !op->dead))
 		http_recv(op, c, now, id);
-	else if (c)
+	else if (!recv && c)
 		http_send(op, c, now, id);
 	return 0;
 }
@@ -119,6 +121,8 @@ static __always_inline bool describe(struct sock *sk, int bytes, bool recv, stru
 		op->sock_key = recv ? whyspan_key(sk) : 0;
 		op->lport = sk->__sk_common.skc_num;
 		op->rport = bpf_ntohs(sk->__sk_common.skc_dport);
+		op->left = tcp->rcv_nxt - tcp->copied_seq;
+		op->dead = sk->__sk_common.skc_state == TCP_CLOSE;
 		/* TCP's own sequence space: both ends agree on it. */
 		op->offset = (__u32)((recv ? tcp->copied_seq : tcp->write_seq) - op->bytes);
 		return true;
@@ -165,6 +169,8 @@ static __always_inline bool describe_untrusted(struct sock *sk, int bytes, bool 
 		op->sock_key = whyspan_key(sk);
 		op->lport = BPF_CORE_READ(sk, __sk_common.skc_num);
 		op->rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+		op->left = BPF_CORE_READ(tcp, rcv_nxt) - BPF_CORE_READ(tcp, copied_seq);
+		op->dead = BPF_CORE_READ(sk, __sk_common.skc_state) == TCP_CLOSE;
 		op->offset = (__u32)((recv ? BPF_CORE_READ(tcp, copied_seq) : BPF_CORE_READ(tcp, write_seq)) -
 				     op->bytes);
 		return true;
@@ -172,10 +178,32 @@ static __always_inline bool describe_untrusted(struct sock *sk, int bytes, bool 
 	return false;
 }
 
+SEC("raw_tp/sock_recv_length")
+int BPF_PROG(sockets_recv_raw, struct sock *sk, int ret, int flags)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	struct op op = {};
+
+	if (ret <= 0 || (flags & MSG_PEEK) || !whyspan_is_watched(id >> 32))
+		return 0;
+	return describe_untrusted(sk, ret, true, &op) ? on_data(&op, id, true) : 0;
+}
+
+SEC("raw_tp/sock_send_length")
+int BPF_PROG(sockets_send_raw, struct sock *sk, int ret, int flags)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	struct op op = {};
+
+	if (ret <= 0 || !whyspan_is_watched(id >> 32))
+		return 0;
+	return describe_untrusted(sk, ret, false, &op) ? on_data(&op, id, false) : 0;
+}
+
 /* The socket behind a descriptor of the current task, or NULL. */
 static __always_inline struct sock *socket_of(__u32 fd)
 {
-	struct file *file = whyspan_file_of(bpf_get_current_task_btf(), fd);
+	struct file *file = whyspan_file_of(whyspan_current(), fd);
 
 	return file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK ? whyspan_sock_of(file) :
 										     NULL;
@@ -190,7 +218,7 @@ static __noinline int on_call_exit(long ret, bool recv)
 
 	if (ret <= 0 || ret > 0x7fffffff || !whyspan_is_watched(id >> 32))
 		return 0;
-	whyspan_read_call(bpf_get_current_task_btf(), &call);
+	whyspan_current_call(&call);
 	if ((call.nr == NR_RECVFROM && (call.arg[3] & MSG_PEEK)) ||
 	    (call.nr == NR_RECVMSG && (call.arg[2] & MSG_PEEK)))
 		return 0;
@@ -215,31 +243,39 @@ CALL_EXIT(sendto, false)
 CALL_EXIT(sendmsg, false)
 CALL_EXIT(sendfile64, false)
 
-static __always_inline int on_state(const struct sock *sk, __u64 cookie, int old_state, int new_state,
-				    __u32 reset)
+static __always_inline int on_state(const struct sock *sk, int old_state, int new_state, __u32 reset)
 {
-	__u64 id = bpf_get_current_pid_tgid();
-	struct sock_state *e;
+	__u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), cookie = whyspan_cookie(sk);
 	struct conn *c = bpf_map_lookup_elem(&sockets_conns, &cookie);
-	struct scan *s = the_scan();
+	/* skc_num has gone back to 0 by the time a socket is TCP_CLOSE */
+	__u16 lport = bpf_ntohs(BPF_CORE_READ((const struct inet_sock *)sk, inet_sport));
+	__u16 rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+	bool closed = reset || new_state == TCP_CLOSE, known = c != NULL;
+	bool orderly = new_state == TCP_FIN_WAIT1 || new_state == TCP_LAST_ACK;
+	struct sock_state *e;
 
-	if (!c || !s)
-		return 0;
-	if (c->out.state == HTTP_UNTIL_CLOSE && (new_state == TCP_FIN_WAIT1 || new_state == TCP_LAST_ACK)) {
-		struct op op = { .key = cookie };
+	if ((new_state == TCP_CLOSE || new_state == TCP_ESTABLISHED) && is_served(lport)) {
+		__u64 key = whyspan_key(sk);
+		struct arrival *arrival = bpf_map_lookup_elem(&sockets_arrivals, &key);
 
-		begin_scan(s, &op, bpf_ktime_get_ns(), id);
-		end_response(s, c, END_BY_CLOSE);
+		if (arrival && (old_state == TCP_ESTABLISHED || old_state == TCP_CLOSE_WAIT))
+			known |= emit_unread(sk, c, cookie, lport, rport, arrival, now, id);
+		if (arrival) /* else it would be taken for that of another socket at this address */
+			bpf_map_delete_elem(&sockets_arrivals, &key);
 	}
-	e = whyspan_reserve(KIND_sock_state, bpf_ktime_get_ns(), (__u32)id, id >> 32, reset);
+	if (!known)
+		return 0;
+	if (c && (closed || orderly))
+		close_http(c, cookie, lport, rport, now, orderly);
+	e = whyspan_reserve(KIND_sock_state, now, (__u32)id, id >> 32, reset);
 	if (e) {
 		e->cookie = cookie;
 		e->old_state = old_state;
 		e->new_state = new_state;
-		e->lport = BPF_CORE_READ(sk, __sk_common.skc_num);
-		e->rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+		e->lport = lport;
+		e->rport = rport;
+		e->error = BPF_CORE_READ(sk, sk_err);
 		e->_pad = 0;
-		e->_pad2 = 0;
 		whyspan_submit(e);
 	}
 	if (new_state == TCP_CLOSE)
@@ -247,27 +283,39 @@ static __always_inline int on_state(const struct sock *sk, __u64 cookie, int old
 	return 0;
 }
 
+static __always_inline int on_reset(const struct sock *sk)
+{
+	return on_state(sk, BPF_CORE_READ(sk, __sk_common.skc_state), 0, 1);
+}
+
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(sockets_state_tp, struct sock *sk, int old_state, int new_state)
 {
-	if ((new_state == TCP_CLOSE || new_state == TCP_ESTABLISHED) && is_served(sk->__sk_common.skc_num)) {
-		__u64 key = whyspan_key(sk);
+	return on_state(sk, old_state, new_state, 0);
+}
 
-		bpf_map_delete_elem(&sockets_arrivals, &key); /* left by another socket at this address */
-	}
-	return on_state(sk, whyspan_cookie(sk), old_state, new_state, 0);
+SEC("raw_tp/inet_sock_set_state")
+int BPF_PROG(sockets_state_raw, struct sock *sk, int old_state, int new_state)
+{
+	return on_state(sk, old_state, new_state, 0);
 }
 
 /* In a soft interrupt, for every socket of the host: sockets of other ports leave at the first look-up. */
-SEC("tp_btf/sk_data_ready")
-int BPF_PROG(sockets_arrival_tp, struct sock *sk)
+static __always_inline int on_arrival(const bool raw, struct sock *sk)
 {
-	__u16 family = sk->__sk_common.skc_family;
+	__u16 family = WHYSPAN_FIELD(raw, sk, __sk_common.skc_family);
 	struct arrival *known, fresh;
+	__u8 state; /* volatile in the kernel: no WHYSPAN_FIELD */
 	__u64 key;
 
-	if ((family != AF_INET && family != AF_INET6) || !is_served(sk->__sk_common.skc_num) ||
-	    sk->__sk_common.skc_state == TCP_LISTEN)
+	if ((family != AF_INET && family != AF_INET6) ||
+	    !is_served(WHYSPAN_FIELD(raw, sk, __sk_common.skc_num)))
+		return 0;
+	if (raw)
+		bpf_core_read(&state, sizeof(state), &sk->__sk_common.skc_state);
+	else
+		state = sk->__sk_common.skc_state;
+	if (state == TCP_LISTEN)
 		return 0;
 	key = whyspan_key(sk);
 	fresh.first_ns = fresh.last_ns = bpf_ktime_get_ns();
@@ -279,10 +327,28 @@ int BPF_PROG(sockets_arrival_tp, struct sock *sk)
 	return 0;
 }
 
+SEC("tp_btf/sk_data_ready")
+int BPF_PROG(sockets_arrival_tp, struct sock *sk)
+{
+	return on_arrival(false, sk);
+}
+
+SEC("raw_tp/sk_data_ready")
+int BPF_PROG(sockets_arrival_raw, struct sock *sk)
+{
+	return on_arrival(true, sk);
+}
+
 SEC("tp_btf/tcp_receive_reset")
 int BPF_PROG(sockets_reset_tp, struct sock *sk)
 {
-	return on_state(sk, whyspan_cookie(sk), 0, 0, 1);
+	return on_reset(sk);
+}
+
+SEC("raw_tp/tcp_receive_reset")
+int BPF_PROG(sockets_reset_raw, struct sock *sk)
+{
+	return on_reset(sk);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

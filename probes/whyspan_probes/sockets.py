@@ -5,6 +5,7 @@ from __future__ import annotations
 from whyspan_probes.probe import Cost, Hook, Probe
 
 _CALLS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg", "sendfile64")
+_NO_HEADS = "heads of requests are unread if the kernel's stacks are not 16 KiB"
 _DATA = {
     "aux": "address family: 1 unix, 2 and 10 internet",
     "key": "socket cookie, or inode of a unix socket",
@@ -23,12 +24,16 @@ PROBE = Probe(
             "data",
             (
                 ("sockets_recv_tp", "sockets_send_tp"),
+                ("sockets_recv_raw", "sockets_send_raw"),
                 tuple(f"sockets_exit_{call}" for call in _CALLS),
             ),
+            lacks=dict.fromkeys(
+                ("sockets_recv_raw", *(f"sockets_exit_{call}" for call in _CALLS)), _NO_HEADS
+            ),
         ),
-        Hook("arrival", (("sockets_arrival_tp",),), required=False),
-        Hook("state", (("sockets_state_tp",),), required=False),
-        Hook("reset", (("sockets_reset_tp",),), required=False),
+        Hook("arrival", (("sockets_arrival_tp",), ("sockets_arrival_raw",)), required=False),
+        Hook("state", (("sockets_state_tp",), ("sockets_state_raw",)), required=False),
+        Hook("reset", (("sockets_reset_tp",), ("sockets_reset_raw",)), required=False),
     ),
     events={
         "sock_recv": _DATA,
@@ -47,23 +52,25 @@ PROBE = Probe(
             "chunks": "writes that carried body bytes",
             "response_bytes": "bytes of the body, framing left out",
             "seq": "number of the request on the connection",
-            "flags": "1 the connection's close ended it",
+            "flags": "1 the connection's close ended it, 2 it was cut off",
         },
         "sock_state": {
             "aux": "1 reset received",
             "cookie": "connection",
             "old_state": "TCP state before",
-            "new_state": "TCP state after",
+            "new_state": "TCP state after, 0 of a reset received",
             "lport": "local port",
             "rport": "remote port",
+            "error": "errno of the socket",
         },
         "http_head_lost": {
-            "aux": "1 request, 2 response",
+            "aux": "1 request, 2 response, 3 request never read",
             "cookie": "connection",
             "seq": "number of the message",
-            "bytes": "bytes of head seen",
+            "bytes": "bytes of head seen, or left unread",
             "lport": "local port",
             "rport": "remote port",
+            "first_ns": "when an unread request reached the socket",
         },
     },
     cost=Cost.PER_UNIT,

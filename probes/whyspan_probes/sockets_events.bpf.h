@@ -49,29 +49,33 @@ struct http_response_end {
 WHYSPAN_EVENT(http_response_end);
 
 #define END_BY_CLOSE 1u
+#define END_CUT 2u /* the connection ended before the response did */
 
 struct sock_state {
-	struct whyspan_head head; /* aux: 1 reset received, 2 reset sent, 0 state change */
+	struct whyspan_head head; /* aux: 1 reset received, 0 state change */
 	__u64 cookie;
 	__u32 old_state;
 	__u32 new_state;
 	__u16 lport;
 	__u16 rport;
-	__u32 _pad;
-	__u64 _pad2;
+	__u32 error; /* errno of the socket */
+	__u64 _pad;
 };
 WHYSPAN_EVENT(sock_state);
 
-/* A head that went past the limit or broke the grammar; the connection is left until its next request. */
+/*
+ * A head that went past the limit or broke the grammar, the connection being left until its next request; or
+ * bytes that nobody had read when their connection ended.
+ */
 struct http_head_lost {
-	struct whyspan_head head; /* aux: 1 request, 2 response */
+	struct whyspan_head head; /* aux: 1 request, 2 response, 3 request never read */
 	__u64 cookie;
 	__u32 seq;
 	__u32 bytes;
 	__u16 lport;
 	__u16 rport;
 	__u32 _pad;
-	__u64 _pad2;
+	__u64 first_ns; /* when its first byte reached the socket; only of the third */
 };
 WHYSPAN_EVENT(http_head_lost);
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class HookState:
-    """``used`` holds the ELF sections attached, empty when none could be; ``refused`` says why others were not."""
+    """``used`` holds the ELF sections attached, empty when none could be; ``refused`` says why others were not.
+
+    ``lacks`` says what the alternative in use may not see.
+    """
 
     used: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -41,8 +41,31 @@ const volatile struct {
 	__u32 shard_mask; /* number of rings - 1, a power of two minus one */
 	__u32 wake_every; /* wake the reader once per so many records of a CPU; 0 = never */
 	__u16 kind_base;
-	__u16 _pad[3];
+	__u16 no_btf; /* 1 = the kernel has no BTF of its own: no helper that needs it may be called */
+	__u16 _pad[2];
 } whyspan_run;
+
+/*
+ * A field of a kernel object: a plain load where the verifier knows the pointer's type (an argument of
+ * tp_btf), a probe read where it does not (raw_tp, the fall-back for kernels without BTF). `raw` must be a
+ * constant, so that only one of the two is compiled.
+ */
+#define WHYSPAN_FIELD(raw, pointer, field)                                                                   \
+	((raw) ? ({                                                                                          \
+		typeof((pointer)->field) __value;                                                            \
+		bpf_core_read(&__value, sizeof(__value), &(pointer)->field);                                 \
+		__value;                                                                                     \
+	}) :                                                                                                 \
+		 (pointer)->field)
+
+/* Copy a task's name into a field of a record, in either of these ways. */
+#define WHYSPAN_COMM(raw, to, task)                                                                          \
+	do {                                                                                                 \
+		if (raw)                                                                                     \
+			bpf_core_read(to, sizeof(to), &(task)->comm);                                        \
+		else                                                                                         \
+			__builtin_memcpy(to, (task)->comm, sizeof(to));                                      \
+	} while (0)
 
 struct whyspan_ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -87,6 +110,25 @@ static __always_inline bool whyspan_is_watched(__u32 tgid)
 	__u32 *service = tgid ? bpf_map_lookup_elem(&whyspan_watched, &tgid) : NULL;
 
 	return service != NULL;
+}
+
+/*
+ * The current task and its system call, for programs that are no tp_btf. The verifier knows the flag's value
+ * and drops the other branch before it looks at it.
+ */
+static __always_inline struct task_struct *whyspan_current(void)
+{
+	if (whyspan_run.no_btf)
+		return (struct task_struct *)bpf_get_current_task();
+	return bpf_get_current_task_btf();
+}
+
+static __always_inline void whyspan_current_call(struct whyspan_call *call)
+{
+	if (whyspan_run.no_btf)
+		whyspan_find_call((struct task_struct *)bpf_get_current_task(), call);
+	else
+		whyspan_read_call(bpf_get_current_task_btf(), call);
 }
 
 static __always_inline void whyspan_drop(__u32 index)
