@@ -15,6 +15,9 @@ endif
 # Debian keeps bpftool here, which is not in everybody's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
+# What is dear to make is shared by all checkouts; named here so that root under sudo finds the user's.
+export WHYSPAN_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/whyspan
+
 CLANG ?= clang
 LLVM_STRIP ?= llvm-strip
 CLANG_FORMAT ?= clang-format
@@ -25,7 +28,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-PACKAGES := clang llvm libbpf-dev bpftool python3-bpfcc libelf-dev clang-format python3-venv
+PACKAGES := clang llvm libbpf-dev bpftool python3-bpfcc libelf-dev clang-format python3-venv debootstrap
 MISSING = $(shell for p in $(PACKAGES); do \
 	dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done)
 
@@ -81,16 +84,26 @@ $(BUILD)/vmlinux.h: | deps
 	$(Q)rm -f $@.clang
 	$(Q)mv $@.tmp $@
 
-.PHONY: demo
-demo: venv build ## Inject four faults into a server and check what whyspan says of them (root, < 150 s)
-	$(Q)$(BIN)/python -m tests.demo $(ARGS)
+.PHONY: vllm
+vllm: venv ## Install vLLM for the CPU into an environment of its own (3.4 GB, once, 2-4 min)
+	$(Q)$(BIN)/python -m tests.engine.install
 
-# Root for the tier `bpf`; without sudo it is skipped with its reason, unless WHYSPAN_REQUIRE says otherwise.
-TEST_SUDO = $(if $(SUDO),$(shell command -v sudo >/dev/null && echo sudo env WHYSPAN_REQUIRE='$(WHYSPAN_REQUIRE)'))
+.PHONY: roots
+roots: venv ## Make the root folders of other Debian releases that tests run in (40 s, 0.3 GB, root; cached)
+	$(Q)$(if $(SUDO),$(SUDO) env WHYSPAN_CACHE='$(WHYSPAN_CACHE)') $(BIN)/python -m tests.roots
+
+ENGINE ?= demo
+
+.PHONY: demo
+demo: venv build $(filter vllm,$(ENGINE)) ## Inject four faults into a server and judge what whyspan says (root, 70 s); ENGINE=vllm: into a real vLLM
+	$(Q)$(BIN)/python -m tests.demo --engine $(ENGINE) $(ARGS)
+
+# Root for the tiers `bpf` and `engine`; without sudo it is skipped with its reason, unless WHYSPAN_REQUIRE says otherwise.
+TEST_SUDO = $(if $(SUDO),$(shell command -v sudo >/dev/null && echo sudo env WHYSPAN_REQUIRE='$(WHYSPAN_REQUIRE)' WHYSPAN_CACHE='$(WHYSPAN_CACHE)'))
 
 .PHONY: test
-test: venv build ## Run the tiers unit and bpf (WHYSPAN_REQUIRE=bpf,engine turns skips into failures)
-	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf) $(ARGS)
+test: venv build vllm ## Run the tiers unit, bpf and engine (WHYSPAN_REQUIRE=bpf,engine turns skips into failures)
+	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/engine) $(ARGS)
 
 .PHONY: check
 check: venv ## Lint, format, types, layers, unit tests (< 3 min, no root)
@@ -110,8 +123,8 @@ endif
 	$(Q)$(BIN)/python -m pytest -q tests/unit
 
 .PHONY: bench
-bench: venv build ## Measure: diagnosis, cost on the server, ingest rate (minutes, root)
-	$(Q)$(SUDO) $(BIN)/python -m tests.bench $(ARGS)
+bench: venv build vllm ## Measure: stitching, cost on the demo's server and on vLLM, ingest rate (35 min, root)
+	$(Q)$(if $(SUDO),$(SUDO) env WHYSPAN_CACHE='$(WHYSPAN_CACHE)') $(BIN)/python -m tests.bench $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what was built; keeps .venv and the packages

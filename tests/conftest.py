@@ -6,14 +6,14 @@ cannot pass by skipping.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.engine import install
+
 BTF = Path("/sys/kernel/btf/vmlinux")
-ENGINE_URL = "WHYSPAN_ENGINE_URL"
 
 
 def required_tiers(value: str | None) -> frozenset[str]:
@@ -28,8 +28,11 @@ def lacking(tier: str) -> str:
             return "needs root: BPF programs are loaded"
         if not BTF.exists():
             return f"needs a kernel with BTF: {BTF} is missing"
-    if tier == "engine" and importlib.util.find_spec("vllm") is None and not os.environ.get(ENGINE_URL):
-        return f"needs a real inference server: no vllm here, and {ENGINE_URL} is not set"
+    if tier == "engine":
+        if os.geteuid() != 0:
+            return "needs root: BPF programs are loaded"
+        if not install.installed():
+            return "needs a real vLLM server: `make vllm` installs it"
     return ""
 
 

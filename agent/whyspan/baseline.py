@@ -8,13 +8,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from whyspan.model import Request
+from whyspan.model import FAILED, UNFINISHED, Request
 
 #: Ordinary requests of a class before its figures are used.
 MIN_COUNT: Final = 50
 #: Ordinary requests kept per class, the latest.
 RESERVOIR: Final = 512
 MAX_CLASSES: Final = 1024
+#: Without any figure to go by, a failed request that waited so long for its first byte is taken to be slow.
+WAITED_MS: Final = 1000.0
 #: Greatest move of a figure per hour, as a share of it.
 MAX_MOVE_PER_HOUR: Final = 0.05
 
@@ -148,6 +150,7 @@ class Baseline:
 
     def __init__(self) -> None:
         self._classes: OrderedDict[str, _Class] = OrderedDict()
+        self._like: dict[tuple[str, bool], str] = {}  # of failed requests: the class that measures them
 
     def observe(
         self,
@@ -176,18 +179,50 @@ class Baseline:
         self._classes.move_to_end(key)
         sample = _Sample(latency_ms(request), ttft_ms(request), dict(causes_ms), dict(ttft_causes_ms or {}))
         found.add(sample, request.end_ns)
+        if found.count == MIN_COUNT:
+            self._like.clear()
         return True
 
     def usual(self, request: Request) -> Usual | None:
-        """Return the figures of the request's class, or None until it has 50 ordinary requests."""
-        found = self._classes.get(class_of(request))
+        """Return the figures of the request's class, or None until it has 50 ordinary requests.
+
+        A failed request is measured by a class with at least as many chunks when its own has no figures: what it
+        would have become is not known, and a part takes no longer than the whole.
+        """
+        key = class_of(request)
+        found = self._classes.get(key)
+        usual = found.published() if found is not None else None
+        if request.outcome not in FAILED or (usual is not None and not _waited(request)):
+            return usual
+        memo = key, _waited(request)
+        if memo not in self._like:
+            if len(self._like) > MAX_CLASSES:
+                self._like.clear()
+            self._like[memo] = self._nearest(*memo)
+        found = self._classes.get(self._like[memo])
         return found.published() if found is not None else None
+
+    def _nearest(self, key: str, waited: bool) -> str:
+        """Return the class that measures a failed request of class *key*; empty when there is none.
+
+        One that ended without a byte is held against the class with the latest first byte; any other against the
+        next larger one.
+        """
+        service, chunks, size = key.rsplit("|", 2)
+        found: list[tuple[bool, float, str]] = []
+        for other, c in self._classes.items():
+            usual = c.published()
+            name, more, like = other.rsplit("|", 2)
+            if usual is not None and name == service and int(more) >= int(chunks):
+                found.append((like != size, -usual.ttft_median if waited else int(more), other))
+        return min(found)[2] if found else ""
 
     def is_slow(self, request: Request, objectives: Objectives | None) -> str | None:
         """Return why a request counts as slow, or None.
 
         Slow is over a configured objective; without one, above its class's 99th percentile and twice its
-        median. The reason begins with ``ttft`` or ``latency``, the phase it is about.
+        median. A failed request with neither to go by is slow when its first byte took, or would have taken, more
+        than a second. The reason begins with ``ttft`` or ``latency``, the phase it is about.
         """
         latency, ttft = latency_ms(request), ttft_ms(request)
         if objectives is not None:
@@ -199,6 +234,9 @@ class Baseline:
                     return f"{name} {value:.0f} ms over the objective of {limit:g} ms"
         usual = self.usual(request)
         if usual is None:
+            limited = objectives is not None and (objectives.ttft_ms or objectives.e2e_ms)
+            if request.outcome in FAILED and not limited and ttft > WAITED_MS:
+                return f"ttft {ttft:.0f} ms of a failed request, and no baseline yet"
             return None
         for name, value, p99, median, limit in (
             ("ttft", ttft, usual.ttft_p99, usual.ttft_median, objectives.ttft_ms if objectives else 0),
@@ -253,7 +291,14 @@ def latency_ms(request: Request) -> float:
     return max(request.end_ns - request.start_ns, 0) / _MS
 
 
+def _waited(request: Request) -> bool:
+    """Return whether the request ended without a byte of an answer."""
+    return request.outcome in UNFINISHED and not (request.first_ns or request.head_ns)
+
+
 def ttft_ms(request: Request) -> float:
-    """Return the time to its first byte out, -1 when there was none."""
+    """Return the time to its first byte out, or that it waited for none; -1 when there was none and it is open."""
+    if _waited(request):
+        return latency_ms(request)
     first = request.first_ns or request.head_ns
     return (first - request.start_ns) / _MS if first >= request.start_ns and first else -1.0

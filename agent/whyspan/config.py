@@ -25,6 +25,7 @@ OVERRIDES_ENV = "WHYSPAN_OVERRIDES"
 SYSTEM_PATH = Path("/etc/whyspan/whyspan.toml")
 #: struct sockaddr_un.sun_path holds 108 bytes with its final NUL.
 _SOCKET_PATH_BYTES = 107
+OTLP_PROTOCOLS = ("grpc", "http/protobuf")
 
 Milliseconds = Annotated[float, Meta(ge=0)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
@@ -101,6 +102,7 @@ class Collector(_Section, frozen=True):
     record: str = ""
     header_allow: tuple[str, ...] = ("x-request-id", "x-tenant-id")
     disable_probes: tuple[str, ...] = ()
+    btf: str = ""
 
 
 class StoreSection(_Section, frozen=True):
@@ -109,6 +111,30 @@ class StoreSection(_Section, frozen=True):
     path: str = ""
     max_age_h: Annotated[float, Meta(gt=0)] = 168
     max_mb: Annotated[int, Meta(ge=16)] = 512
+
+
+class Otlp(_Section, frozen=True):
+    """Sending to an OpenTelemetry collector: on when there is an endpoint, here or in ``OTEL_EXPORTER_OTLP_*``.
+
+    A key that is set here wins over the environment; one that is empty or 0 takes the environment's value.
+    """
+
+    endpoint: str = ""
+    protocol: str = ""
+    headers: dict[str, str] = {}
+    certificate: str = ""
+    compression: str = ""
+    timeout_s: Annotated[float, Meta(ge=0)] = 0
+    export_unsampled: bool = False
+    export_ordinary: bool = False
+    metrics: bool = True
+    metrics_interval_s: Annotated[float, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        if self.protocol not in ("", *OTLP_PROTOCOLS):
+            raise ValueError(f"protocol {self.protocol!r} is not one of {', '.join(OTLP_PROTOCOLS)}")
+        if self.compression not in ("", "gzip", "none"):
+            raise ValueError(f"compression {self.compression!r} is not one of gzip, none")
 
 
 class Run(_Section, frozen=True):
@@ -124,6 +150,7 @@ class Config(_Section, frozen=True):
     slo: Slo = Slo()
     collector: Collector = Collector()
     store: StoreSection = StoreSection()
+    otlp: Otlp = Otlp()
     run: Run = Run()
 
     @property

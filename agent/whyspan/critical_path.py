@@ -8,7 +8,7 @@ import numpy as np
 
 from whyspan.edges import Edge, Edges
 from whyspan.inbox import Inboxes, handover
-from whyspan.model import Request
+from whyspan.model import UNFINISHED, Request
 from whyspan.syscalls import NOT_APPLICABLE, SEND
 from whyspan.threads import Timelines
 from whyspan.timeline import (
@@ -24,6 +24,7 @@ from whyspan.timeline import (
     Rival,
     Wait,
 )
+from whyspan.unfinished import unfinished_work
 
 NET_RX: Final = 3  # softirq vector. Source: include/linux/interrupt.h
 
@@ -81,17 +82,23 @@ class Path(NamedTuple):
         return sum(s.ns for s in self.segments if s.state in states)
 
 
-def walk(timelines: Timelines, request: Request) -> Path:
-    """Return the critical path of a finished request.
+def walk(timelines: Timelines, request: Request, own: frozenset[int] = frozenset()) -> Path:
+    """Return the critical path of a request; of one that has not ended, up to its ``end_ns``.
 
     The interval is cut where the front end read it, where it handed it to another process of the service, and
     wherever the response was written to, at most 256 times; each slice is walked from its end on the thread that
-    ended it.
+    ended it. Where the request did not come to its end, something else woke the thread that waits for it: the walk
+    goes on with the one that was at work for it, marked ``inferred``.
+
+    Args:
+        timelines: The window.
+        request: The request, or a slice of it.
+        own: The threads set to work for it, where they are known from an earlier slice.
 
     Raises:
         TilingError: The result does not tile the interval; a defect of this module.
     """
-    walker = _Walk(timelines, request)
+    walker = _Walk(timelines, request, own)
     if request.end_ns > request.start_ns:
         lo = request.start_ns
         for hi, tid, tgid in cuts(timelines, request):
@@ -187,7 +194,7 @@ def own_threads(timelines: Timelines, request: Request) -> frozenset[int]:
 class _Walk:
     """The state of one walk; ``done`` holds the finished slices, ascending."""
 
-    def __init__(self, timelines: Timelines, request: Request) -> None:
+    def __init__(self, timelines: Timelines, request: Request, own: frozenset[int]) -> None:
         self.timelines = timelines
         self.edges = Edges.of(timelines)
         self.inboxes = Inboxes.of(timelines)
@@ -195,7 +202,8 @@ class _Walk:
         self.hops = 0
         self.steps = 0
         self._request = request
-        self._own: frozenset[int] | None = None
+        self._own: frozenset[int] | None = own or None
+        self._unfinished = request.outcome == "open" or request.outcome in UNFINISHED
 
     @property
     def own(self) -> frozenset[int]:
@@ -209,6 +217,9 @@ class _Walk:
         t = hi
         stall = 0
         edge: Edge | None = None
+        guess: tuple[int, int, int] | None = None
+        awaited = not (self._unfinished and hi == self._request.end_ns)
+        guessed_from = -1  # from here on in `back` the thread was chosen by inference
         polled = False  # the edge is a message that a spinning thread looked for
         while t > lo:
             self.steps += 1
@@ -225,7 +236,7 @@ class _Walk:
             if state == RUNNING and edge is None:
                 edge = self._edge(tid, start, t)
                 seen = None
-                if thread.spins:
+                if self.timelines.facts.spins(tid):
                     seen = self.inboxes.latest(tid, tgid, max(thread.awake_since(start), lo), t)
                 # What came last is what it went on with: a channel may be read long after it was written to.
                 polled = seen is not None and (edge is None or seen.write_ns > edge.write_ns)
@@ -241,6 +252,12 @@ class _Walk:
             if state == BLOCKED:
                 wait = thread.wait(at)
                 hop = self._waker(tid, wait, t)
+                if not awaited and (hop is None or hop[1] not in self.own):
+                    # Whoever woke it did not bring what the request was waiting for.
+                    at_ns = wait.end_ns if wait.start_ns < wait.end_ns < t else t
+                    guess = unfinished_work(self.timelines, self.own, max(at_ns, lo))
+                    hop = guess or hop
+                awaited = True
                 if hop is not None:
                     floor = max(hop[0], lo)  # on its way from the one to the other
                 if floor < t:
@@ -267,9 +284,14 @@ class _Walk:
                 if edge is not None and t == edge.write_ns:
                     hop, edge = (t, edge.tid, edge.tgid), None
             if hop is not None:
+                if guessed_from >= 0:
+                    back[guessed_from:] = [s._replace(inferred=True) for s in back[guessed_from:]]
+                guessed_from = len(back) if hop is guess else -1
                 self.hops += 1
                 t, tid, tgid = min(t, hop[0]), hop[1], hop[2]
             stall = stall + 1 if t >= asked else 0
+        if guessed_from >= 0:
+            back[guessed_from:] = [s._replace(inferred=True) for s in back[guessed_from:]]
         self.done.extend(reversed(back))
 
     def _blocked(self, piece: PathSegment, wait: Wait) -> PathSegment:

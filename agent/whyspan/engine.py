@@ -16,14 +16,14 @@ from whyspan import critical_path, slices, verdict
 from whyspan.baseline import Baseline, Objectives
 from whyspan.causes import Classified, Context, classify
 from whyspan.facts import Facts
-from whyspan.model import Batch, Finding, Request, Segment
+from whyspan.model import FAILED, Batch, Finding, Request, Segment
 from whyspan.recorder import Recorder
 from whyspan.requests import RequestTable
 from whyspan.threads import Timelines
 
 _SECOND_NS = 1_000_000_000
 #: Ordinary requests are looked at this much faster while their class has no baseline.
-_LEARNING_RATE = 10.0
+_LEARNING_RATE = 5.0
 #: Open requests reported for passing their objective, and slices of long ones, per second.
 _OPEN_PER_S = 5.0
 _SLICES_PER_S = 10.0
@@ -36,6 +36,10 @@ _OPEN_AGE_NS = 2 * _SECOND_NS
 #: What of a thread's history goes from one slice to the next: enough to tell since when, and in what, it waits.
 _CARRIED = ("sched_switch_out", "sched_switch_in", "sched_wake", "fd_block")
 _CARRIED_ROWS = 8
+
+
+#: A request to explain, why it counts as slow, and whether it is a sample of the ordinary ones.
+_Chosen = tuple[Request, str | None, bool]
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,14 @@ class _Long:
     parts: list[Classified] = field(default_factory=list)
     reported: bool = False
     carried: Events = field(default_factory=lambda: np.empty(0, EVENT))
+    own: frozenset[int] = frozenset()  # the threads set to work for it, seen in the first slice
 
 
 class Engine:
     """Feeds batches through recorder, requests, critical path, causes and verdict.
 
-    ``counts`` are totals since the start: requests by (service, outcome), ``not_explained``, ``forgotten``.
+    ``counts`` are totals since the start: requests by (service, outcome), and ``not_explained``, whose label is
+    ``failed`` for failed requests.
     """
 
     def __init__(self, schema: Schema, settings: Settings, baseline: Baseline | None = None) -> None:
@@ -93,7 +99,6 @@ class Engine:
         self._schema, self._settings = schema, settings
         self._recorder = Recorder(settings.window_ns, settings.recorder_bytes)
         self._requests = RequestTable(schema, settings.instance)
-        self._waiting: list[Request] = []  # ended, but after the last batch's horizon
         self._long: dict[tuple[int, int], _Long] = {}
         self._buckets: dict[tuple[str, str], _Tokens] = {}
         self._open_checked_ns = 0
@@ -103,12 +108,9 @@ class Engine:
         """Take in a batch and return what can now be explained, in order of the requests' ends."""
         self.facts.update(batch, self._schema)
         self._recorder.add(batch)
-        ended = self._waiting + self._requests.feed(batch, self.facts)
-        # Rings are drained one after the other: only what ended before the drain began is complete.
-        ready = [r for r in ended if r.end_ns <= batch.now_ns]
-        self._waiting = [r for r in ended if r.end_ns > batch.now_ns]
+        ended = self._requests.feed(batch, self.facts)
         findings = []
-        for service, group in groupby(sorted(ready, key=lambda r: r.service), key=lambda r: r.service):
+        for service, group in groupby(sorted(ended, key=lambda r: r.service), key=lambda r: r.service):
             findings += self._finished(service, list(group), batch.now_ns)
         if batch.now_ns - self._open_checked_ns >= _SECOND_NS:
             self._open_checked_ns = batch.now_ns
@@ -118,8 +120,8 @@ class Engine:
 
     def flush(self, now_ns: int) -> list[Finding]:
         """Explain what ended and was still waiting for a later batch, as at the end of a recording."""
-        ready, self._waiting = self._waiting, []
-        return [f for r in ready for f in self._finished(r.service, [r], now_ns)]
+        ended = self._requests.flush(self.facts)
+        return [f for r in ended for f in self._finished(r.service, [r], now_ns)]
 
     def open_count(self) -> int:
         """Return the number of requests in progress."""
@@ -135,24 +137,34 @@ class Engine:
 
     def _finished(self, service: str, ended: list[Request], now_ns: int) -> list[Finding]:
         objectives = self._settings.objectives(service)
-        slow, ordinary = [], []
+        slow: list[tuple[Request, str | None]] = []
+        failed: list[tuple[Request, str | None]] = []
+        ordinary: list[Request] = []
         for r in ended:
             self.counts["requests", service, r.outcome] += 1
             reason = self.baseline.is_slow(r, objectives)
             if r.outcome == "lost":
                 self._long.pop((r.cookie, r.seq), None)
-            elif reason or r.outcome != "ok":
+            elif r.outcome in FAILED:
+                failed.append((r, reason))
+            elif reason:
                 slow.append((r, reason))
             else:
                 ordinary.append(r)
-        chosen: list[tuple[Request, str | None, bool]] = []
+        chosen: list[_Chosen] = []
         # A fair reservoir without chance: whom a hash prefers does not depend on order or size.
-        for r, reason in sorted(slow, key=lambda item: _lot(item[0])):
-            if self._bucket(service, "slow", self._settings.explain_per_s).take(now_ns):
-                chosen.append((r, reason, False))
-            else:
-                self.counts["not_explained", service, ""] += 1
-                self._long.pop((r.cookie, r.seq), None)
+        slow.sort(key=lambda item: _lot(item[0]))
+        # A storm of one kind of failure leaves room for the others: the rarest first.
+        often = Counter(_kind(r) for r, _ in failed)
+        failed.sort(key=lambda item: (often[_kind(item[0])], _kind(item[0]), _lot(item[0])))
+        for label, wanted in (("", slow), ("failed", failed)):
+            bucket = self._bucket(service, label or "slow", self._settings.explain_per_s)
+            for r, reason in wanted:
+                if bucket.take(now_ns):
+                    chosen.append((r, reason, False))
+                else:
+                    self.counts["not_explained", service, label] += 1
+                    self._long.pop((r.cookie, r.seq), None)
         for r in sorted(ordinary, key=_lot):
             learning = self.baseline.usual(r) is None
             rate = max(self._settings.ordinary_per_s, _LEARNING_RATE if learning else 0.0)
@@ -162,18 +174,20 @@ class Engine:
                 chosen.append((r, None, True))
             else:
                 self._long.pop((r.cookie, r.seq), None)
-        self._share([r for r, _, _ in chosen])
         findings = []
-        for r, reason, is_ordinary in chosen:
-            finding, whole = self._explain(r, reason, self._long.pop((r.cookie, r.seq), None))
-            if is_ordinary:
-                self.baseline.observe(r, finding.causes, whole.ttft_causes)
-            findings.append(finding)
+        for group in _close(chosen):
+            self._share([r for r, _, _ in group])
+            for r, reason, is_ordinary in group:
+                finding, whole = self._explain(r, reason, self._long.pop((r.cookie, r.seq), None))
+                if is_ordinary:
+                    self.baseline.observe(r, finding.causes, whole.ttft_causes)
+                findings.append(finding)
         self._shared = None
         return findings
 
     def _share(self, requests: list[Request]) -> None:
         """Make one set of timelines for requests that overlap or follow closely: half of the work is in them."""
+        self._shared = None
         close = [r for r in requests if (r.cookie, r.seq) not in self._long]
         if len(close) < 2:
             return
@@ -205,7 +219,8 @@ class Engine:
                 self._schema, self._chunks(start_ns, end_ns, long), start_ns, end_ns, self.facts
             )
         ctx = Context(timelines, part)
-        return classify(critical_path.walk(timelines, part), ctx), ctx
+        path = critical_path.walk(timelines, part, long.own if long is not None else frozenset())
+        return classify(path, ctx), ctx
 
     def _carry(self, long: _Long, ctx: Context, segments: list[Segment]) -> None:
         kinds = [self._schema.kind(name) for name in _CARRIED]
@@ -244,6 +259,8 @@ class Engine:
             if now_ns - covered > due and self._bucket("", "slice", _SLICES_PER_S).take(now_ns):
                 part, ctx = self._classify(r, covered, now_ns, long)
                 kept = self._long.setdefault(key, _Long(r.start_ns))
+                if not kept.parts:
+                    kept.own = critical_path.own_threads(ctx.timelines, ctx.request)
                 self._carry(kept, ctx, part.segments)
                 part.segments[:] = slices.compact(part.segments)
                 kept.parts.append(part._replace(path=part.path._replace(segments=[])))
@@ -265,6 +282,18 @@ class Engine:
         return self._explain(seen, reason, self._long.get((request.cookie, request.seq)))[0]
 
 
+def _close(chosen: list[_Chosen]) -> list[list[_Chosen]]:
+    """Part requests into groups, each short enough to share timelines; a late batch holds many seconds of them."""
+    groups: list[list[_Chosen]] = []
+    since_ns = 0
+    for item in sorted(chosen, key=lambda c: (c[0].start_ns, c[0].cookie, c[0].seq)):
+        if not groups or item[0].end_ns - since_ns > _SHARED_NS:
+            groups.append([])
+            since_ns = item[0].start_ns
+        groups[-1].append(item)
+    return groups
+
+
 class NotTiledError(Exception):
     """A finding's segments do not tile its request: a defect of this program, never of its input."""
 
@@ -277,6 +306,11 @@ def _assert_tiles(finding: Finding) -> None:
         at = s.end_ns
     if at != max(finding.request.end_ns, finding.request.start_ns):
         raise NotTiledError(f"request {finding.request.trace_id}: segments end at {at}")
+
+
+def _kind(request: Request) -> str:
+    """Return how a failed request failed: its status, or who ended it."""
+    return str(request.status) if request.outcome == "error" else request.ended_by
 
 
 def _lot(request: Request) -> bytes:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any, Generic, TypeVar
+from collections import OrderedDict, deque
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from whyspan_probes.schema import Events, Schema
 
 from whyspan.model import Batch, CgroupFact, FdFact, ProcessFact, ThreadFact
 from whyspan.text import clean
 
+_YIELDED: Final = 8  # flag of sched_switch_out: the thread was in sched_yield
+
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class Death(NamedTuple):
+    """The end of a process; ``exit_code`` is its wait status, ``born_ns`` 0 when its birth was not seen."""
+
+    ts_ns: int
+    tgid: int
+    name: str
+    service: str
+    exit_code: int
+    born_ns: int
 
 
 class Lru(Generic[K, V]):
@@ -41,6 +55,10 @@ class Lru(Generic[K, V]):
             self._items.popitem(last=False)
             self.evicted += 1
 
+    def pop(self, key: K) -> None:
+        """Forget an entry, if there is one."""
+        self._items.pop(key, None)
+
     def values(self) -> list[V]:
         """Return all values, longest unused first."""
         return list(self._items.values())
@@ -54,15 +72,24 @@ class Facts:
     """
 
     def __init__(
-        self, processes: int = 4096, threads: int = 16384, cgroups: int = 1024, fds: int = 8192
+        self,
+        processes: int = 4096,
+        threads: int = 16384,
+        cgroups: int = 1024,
+        fds: int = 8192,
+        deaths: int = 256,
     ) -> None:
         self._processes: Lru[int, ProcessFact] = Lru(processes)
         self._threads: Lru[int, ThreadFact] = Lru(threads)
         self._cgroups: Lru[str, CgroupFact] = Lru(cgroups)
         self._fds: Lru[tuple[int, int], FdFact] = Lru(fds)
+        self._spinners: Lru[int, int] = Lru(threads)
+        self._born: Lru[int, int] = Lru(processes)
+        self._deaths: deque[Death] = deque(maxlen=deaths)
 
     def update(self, batch: Batch, schema: Schema) -> None:
         """Take in a batch: its events first, then its facts, which know more."""
+        self._spun(batch.events, schema)
         for row in _decoded(batch.events, schema, "sched_fork"):
             self._forked(row)
         for row in _decoded(batch.events, schema, "sched_name"):
@@ -78,16 +105,35 @@ class Facts:
                 self._cgroups.put(fact.path, fact)
             else:
                 self._fds.put((fact.tgid, fact.fd), fact)
+        for row in _decoded(batch.events, schema, "sched_exit"):
+            self._ended(row)
+
+    def _spun(self, events: Events, schema: Schema) -> None:
+        for tid in schema.select(events, "sched_exit")["tid"].tolist():
+            self._spinners.pop(tid)  # its number may come again
+        left = schema.select(events, "sched_switch_out")
+        if len(left):
+            for tid in np.unique(left["tid"][(left["flags"] & _YIELDED) != 0]).tolist():
+                self._spinners.put(tid, tid)
 
     def _forked(self, row: dict[str, Any]) -> None:
         # A child process serves the same service, in the same cgroup, until a fact says otherwise.
         child = row["child_tgid"]
         comm = _text(row["comm"])
+        if child != row["tgid"]:
+            self._born.put(child, row["ts_ns"])
         parent = self._processes.get(row["tgid"])
         if child != row["tgid"] and parent is not None and self._processes.get(child) is None:
             self._processes.put(child, msgspec.structs.replace(parent, tgid=child, comm=comm or parent.comm))
         if comm:
             self._threads.put(row["child_tid"], ThreadFact(row["child_tid"], child, comm))
+
+    def _ended(self, row: dict[str, Any]) -> None:
+        tgid = row["tgid"]
+        # Ends in good order are many (every helper that is called) and explain nothing.
+        if row["aux"] == 1 and row["exit_code"]:
+            name, born = self.comm(tgid, row["tid"]), self._born.get(tgid) or 0
+            self._deaths.append(Death(row["ts_ns"], tgid, name, self.service(tgid), row["exit_code"], born))
 
     def _named(self, tid: int, tgid: int, comm: str, whole: bool) -> None:
         self._threads.put(tid, ThreadFact(tid, tgid, comm))
@@ -110,6 +156,11 @@ class Facts:
     def tgids(self, service: str) -> frozenset[int]:
         """Return the known processes of a service."""
         return frozenset(p.tgid for p in self._processes.values() if service and p.service == service)
+
+    def deaths(self, service: str, since_ns: int, until_ns: int) -> list[Death]:
+        """Return the processes of a service that ended by a signal or with an error in [since, until], oldest first."""
+        found = [d for d in self._deaths if d.service == service and since_ns <= d.ts_ns <= until_ns]
+        return sorted(found) if service else []
 
     def comm(self, tgid: int, tid: int = 0) -> str:
         """Return the name of a process, else of the given thread of it, else ``process TGID``."""
@@ -150,6 +201,14 @@ class Facts:
             path = parent if parent != path else ""
         root = self._cgroups.get("/")
         return root if root is not None and root.quota_us > 0 else None
+
+    def spins(self, tid: int) -> bool:
+        """Return whether the thread was ever seen to give its CPU away by sched_yield.
+
+        Such a thread polls for something that no wake-up will announce. Alone on its CPU its yields are not seen; but
+        even there something else wants to run every few seconds.
+        """
+        return self._spinners.get(tid) is not None
 
     def fd(self, tgid: int, fd: int) -> FdFact | None:
         """Return what a descriptor was on when last looked at, or None."""

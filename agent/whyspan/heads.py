@@ -148,6 +148,9 @@ class HeadAssembler:
         method = parser.get_method() if got.done else bytes(head.text[:16]).split(b" ", 1)[0]
         if not got.done and method not in _METHODS:
             method = b""  # where the first piece was lost, the text may begin within a token or a cookie
+        # A head ends with its last byte: one whose end has none was cut off. Its first line may be whole.
+        cut = not got.done and not piece.size
+        known = got.done or (cut and b"\n" in head.text)
         # Two traceparents are as good as none.
         parent = traceparent.parse(got.traceparents[0]) if len(got.traceparents) == 1 else None
         return HttpHead(
@@ -160,10 +163,11 @@ class HeadAssembler:
             lport=piece.lport,
             rport=piece.rport,
             method=method.decode("latin-1"),
-            route=route_of(got.url) if got.done else "",
+            route=route_of(got.url) if known else "",
             content_length=got.length,
             traceparent=got.traceparents[0].strip(" \t")[:128] if parent else "",
             headers=got.headers,
             malformed=not got.done,
             recv_ns=head.recv_ns,
+            cut=cut,
         )

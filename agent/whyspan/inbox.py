@@ -50,8 +50,9 @@ class Inboxes:
     def _of(self, tgid: int) -> tuple[list[int], list[_Message]]:
         found = self._by_process.get(tgid)
         if found is None:
-            members = [tid for tid, owner in self._timelines.members().items() if owner == tgid]
-            messages = sorted({m for tid in members for m in self._received(tid, tgid)})
+            rows = self._timelines.select("sock_recv")
+            readers = np.unique(rows["tid"][rows["tgid"] == tgid]).tolist()
+            messages = sorted({m for tid in readers for m in self._received(tid, tgid)})
             found = self._by_process[tgid] = [m.at_ns for m in messages], messages
         return found
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:  # numpy stays out of the processes that only handle findings
 
 #: The verdict when no rule holds.
 UNKNOWN = "unknown"
+#: Outcomes of requests that failed: a status of 400 or more, a connection that ended early, a process that did.
+FAILED = frozenset({"error", "reset", "killed"})
+#: Of these, the ones without a whole response.
+UNFINISHED = frozenset({"reset", "killed"})
 
 
 class HttpHead(msgspec.Struct, frozen=True, array_like=True):
@@ -19,6 +23,7 @@ class HttpHead(msgspec.Struct, frozen=True, array_like=True):
 
     ``first_ns`` is when its first byte reached the socket, ``recv_ns`` when the process read it, ``ts_ns`` when
     the head was complete (all CLOCK_MONOTONIC). ``seq`` counts requests on the connection named by ``cookie``.
+    ``cut``: the connection ended, or an answer came, before the head was complete.
     """
 
     ts_ns: int
@@ -36,6 +41,7 @@ class HttpHead(msgspec.Struct, frozen=True, array_like=True):
     headers: dict[str, str]
     malformed: bool = False
     recv_ns: int = 0
+    cut: bool = False
 
 
 class ProcessFact(msgspec.Struct, frozen=True, tag=True):
@@ -125,12 +131,17 @@ class Request(msgspec.Struct, kw_only=True):
     method: str
     route: str
     status: int = 0  # HTTP status, 0 when none was sent
-    outcome: str = "ok"  # ok, error, reset, killed, open
+    outcome: str = "ok"  # ok, error, reset, killed, lost, open
+    # server (it answered), client_close, client_reset, server_close, server_reset, timeout, process_exit; or empty
+    ended_by: str = ""
+    exit_code: int = 0  # wait status of the process, where its exit ended the request
+    head: str = "whole"  # cut: the rest of it never came; malformed; unread: no process read any of it
     start_ns: int
     recv_ns: int = 0  # the process began to read it; before, it waited in the socket
     head_ns: int = 0  # status line written
     first_ns: int = 0  # first body byte written
     end_ns: int = 0
+    left_ns: int = 0  # the client closed its side; it may still have read
     chunks: int = 0  # body writes
     request_bytes: int = 0
     response_bytes: int = 0

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections import OrderedDict
+from operator import itemgetter
 from typing import Any
 
 from whyspan_probes.schema import Schema
 
-from whyspan import traceparent
-from whyspan.facts import Facts
+from whyspan import connection, traceparent
+from whyspan.facts import Facts, Lru
 from whyspan.model import Batch, HttpHead, Request
 
 _MAX_OPEN = 20_000
-_TCP_CLOSE = 7  # include/net/tcp_states.h
+_MAX_KNOWN = 4096
 _MARKS = ("http_response_head", "http_response_end", "sock_state", "sched_exit", "http_head_lost")
-_SERVER_ERROR, _TOO_MANY = 500, 429
+_BEGIN, _HEAD, _END, _STATE, _EXIT = range(-1, 4)
+_RESPONSE_LOST, _UNREAD = 2, 3  # aux of http_head_lost
+_BY_CLOSE, _CUT = 1, 2  # flags of http_response_end
+_FAILED_STATUS = 400
+#: A request of a process that ended is kept so long for the last that its connection has to tell.
+_GRACE_NS = 1_000_000_000
 
 
 class RequestTable:
@@ -29,36 +36,82 @@ class RequestTable:
         self._schema, self._instance = schema, instance
         self._open: OrderedDict[tuple[int, int], Request] = OrderedDict()
         self._by_connection: dict[int, set[int]] = {}
+        self._later: list[tuple[int, int, Any]] = []
+        self._left: Lru[int, int] = Lru(_MAX_OPEN)  # by connection, when its client closed its side
+        self._exits: Lru[int, tuple[int, int]] = Lru(_MAX_KNOWN)  # by process: when, and its wait status
+        self._readers: Lru[int, tuple[int, int]] = Lru(_MAX_KNOWN)  # by port: who read the last head
+        self._dying: dict[tuple[int, int], Request] = {}
+        self._ended: list[Request] = []  # during one batch
         self.forgotten = 0
 
     def feed(self, batch: Batch, facts: Facts) -> list[Request]:
-        """Take in a batch and return the requests that ended in it, in order of their end."""
-        timeline: list[tuple[int, int, Any]] = [(h.ts_ns, -1, h) for h in batch.heads]
+        """Take in a batch and return the requests that ended before its drain began, in order of their end.
+
+        The rings are drained one after the other: what is newer waits for the next batch, since something older
+        may come with it.
+        """
+        timeline = self._later + [(h.ts_ns, _BEGIN, h) for h in batch.heads]
         for order, name in enumerate(_MARKS):
             rows = self._schema.select(batch.events, name)
             names = rows.dtype.names or ()
-            timeline += [(r[0], order, dict(zip(names, r, strict=True))) for r in rows.tolist()]
-        timeline.sort(key=lambda item: item[:2])
-        ended: list[Request] = []
-        for ts_ns, order, what in timeline:
-            if order < 0:
-                self._begin(what, facts)
-            elif order == 0:
-                self._head(ts_ns, what)
-            elif order == 1:
-                ended += self._end(ts_ns, what)
-            elif order == 2:
-                ended += self._state(ts_ns, what)
-            elif order == 3:
-                ended += self._exit(ts_ns, what)
-            elif what["aux"] == 2:  # a response whose framing was lost: its end will not be seen
-                ended += self._close_all(ts_ns, what["cookie"], "lost")
-        ended.sort(key=lambda r: r.end_ns)
-        return ended
+            for row in rows.tolist():
+                mark = dict(zip(names, row, strict=True))
+                unread = order == len(_MARKS) - 1 and mark["aux"] == _UNREAD
+                timeline.append((row[0], _BEGIN if unread else order, mark))
+        timeline.sort(key=itemgetter(0, 1))
+        due = bisect_right(timeline, batch.now_ns, key=itemgetter(0))
+        timeline, self._later = timeline[:due], timeline[due:]
+        return self._run(timeline, facts, batch.now_ns)
+
+    def flush(self, facts: Facts) -> list[Request]:
+        """Return the requests that ended in what still waits for another batch, as at the end of a recording."""
+        timeline, self._later = self._later, []
+        return self._run(timeline, facts, 1 << 63)
 
     def open_requests(self) -> list[Request]:
         """Return the requests in progress, oldest first."""
-        return list(self._open.values())
+        return [r for key, r in self._open.items() if key not in self._dying]
+
+    def _run(self, timeline: list[tuple[int, int, Any]], facts: Facts, now_ns: int) -> list[Request]:
+        for ts_ns, order, what in timeline:
+            if order == _BEGIN:
+                self._begin(what if isinstance(what, HttpHead) else self._unread(what, facts), facts)
+            elif order == _HEAD:
+                self._head(ts_ns, what)
+            elif order == _END:
+                self._end(ts_ns, what)
+            elif order == _STATE:
+                self._state(ts_ns, what)
+            elif order == _EXIT:
+                self._exit(ts_ns, what)
+            elif what["aux"] == _RESPONSE_LOST:  # its framing: its end will not be seen
+                self._close_all(ts_ns, what["cookie"], "lost", "")
+        self._bury(now_ns)
+        ended, self._ended = self._ended, []
+        return sorted(ended, key=lambda r: r.end_ns)
+
+    def _unread(self, mark: dict[str, Any], facts: Facts) -> HttpHead:
+        tgid, tid = mark["tgid"], mark["tid"]
+        reader = self._readers.get(mark["lport"])
+        # Whoever is current when a packet ends a connection may have nothing to do with it.
+        if reader is not None and facts.service(tgid) != facts.service(reader[0]):
+            tgid, tid = reader
+        first_ns = mark["first_ns"]
+        return HttpHead(
+            mark["ts_ns"],
+            first_ns,
+            tid,
+            tgid,
+            mark["cookie"],
+            mark["seq"],
+            mark["lport"],
+            mark["rport"],
+            "",
+            "",
+            0,
+            "",
+            {},
+        )
 
     def _begin(self, head: HttpHead, facts: Facts) -> None:
         parent = traceparent.parse(head.traceparent)
@@ -82,20 +135,34 @@ class RequestTable:
             method=head.method,
             route=head.route,
             outcome="open",
+            head="cut" if head.cut else "malformed" if head.malformed else "whole",
             start_ns=head.first_ns,
             recv_ns=head.recv_ns or head.first_ns,
             request_bytes=head.content_length,
             cookie=head.cookie,
             seq=head.seq,
         )
-        if (head.cookie, head.seq) in self._open:
-            self._take(head.cookie, head.seq)
-            self.forgotten += 1
-        self._open[head.cookie, head.seq] = request
+        if not head.recv_ns:
+            request.head = "unread"
+        elif not head.cut:
+            self._readers.put(head.lport, (head.tgid, head.tid))
+        key = head.cookie, head.seq
+        if key in self._open:
+            self._crowd_out(key)
+        self._open[key] = request
         self._by_connection.setdefault(head.cookie, set()).add(head.seq)
+        gone = self._exits.get(head.tgid)
+        if gone is not None and head.ts_ns - gone[0] < _GRACE_NS:  # else the number has another owner by now
+            self._kill(request, *gone)
         if len(self._open) > _MAX_OPEN:
-            (cookie, seq), _ = self._open.popitem(last=False)
-            self._unlink(cookie, seq)
+            self._crowd_out(next(iter(self._open)))
+
+    def _crowd_out(self, key: tuple[int, int]) -> None:
+        dying = key in self._dying
+        request = self._take(*key)
+        if dying and request is not None:
+            self._ended.append(request)
+        else:
             self.forgotten += 1
 
     def _unlink(self, cookie: int, seq: int) -> None:
@@ -107,6 +174,7 @@ class RequestTable:
 
     def _take(self, cookie: int, seq: int) -> Request | None:
         request = self._open.pop((cookie, seq), None)
+        self._dying.pop((cookie, seq), None)
         self._unlink(cookie, seq)
         return request
 
@@ -116,38 +184,64 @@ class RequestTable:
             request.head_ns, request.status = ts_ns, mark["aux"]
             request.end_tid = mark["tid"]
 
-    def _end(self, ts_ns: int, mark: dict[str, Any]) -> list[Request]:
-        request = self._take(mark["cookie"], mark["seq"])
+    def _end(self, ts_ns: int, mark: dict[str, Any]) -> None:
+        key = mark["cookie"], mark["seq"]
+        request = self._open.get(key)
         if request is None:
-            return []
+            return
         request.status = mark["aux"]
         request.first_ns = mark["first_body_ns"]
         request.chunks, request.response_bytes = mark["chunks"], mark["response_bytes"]
+        if mark["flags"] & _CUT:
+            return  # the connection's end follows
+        dying = key in self._dying
+        self._take(*key)
+        self._ended.append(request)
+        request.left_ns = self._left.get(mark["cookie"]) or 0
+        if dying and mark["flags"] & _BY_CLOSE:
+            return  # closed by its death
         request.end_ns, request.end_tid = ts_ns, mark["tid"]
-        failed = request.status >= _SERVER_ERROR or request.status == _TOO_MANY
-        request.outcome = "error" if failed else "ok"
-        return [request]
+        request.outcome = "error" if request.status >= _FAILED_STATUS else "ok"
+        request.ended_by, request.exit_code = "server", 0
 
-    def _state(self, ts_ns: int, mark: dict[str, Any]) -> list[Request]:
-        if mark["aux"] == 1:
-            return self._close_all(ts_ns, mark["cookie"], "reset")
-        if mark["new_state"] == _TCP_CLOSE:
-            # Closed before the last byte of the response: by whichever side, the client did not get it.
-            return self._close_all(ts_ns, mark["cookie"], "reset")
-        return []
+    def _state(self, ts_ns: int, mark: dict[str, Any]) -> None:
+        cookie = mark["cookie"]
+        left_ns = self._left.get(cookie)
+        if connection.client_left(mark):
+            self._left.put(cookie, ts_ns)
+        by = connection.ended_by(mark, left_ns is not None)
+        if by:
+            # Before the last byte of the response: by whichever side, the client did not get it.
+            self._close_all(ts_ns, cookie, "reset", by)
 
-    def _close_all(self, ts_ns: int, cookie: int, outcome: str) -> list[Request]:
-        out = []
+    def _close_all(self, ts_ns: int, cookie: int, outcome: str, by: str) -> None:
         for seq in sorted(self._by_connection.get(cookie, ())):
+            dying = (cookie, seq) in self._dying
             request = self._take(cookie, seq)
-            if request is not None:
-                request.end_ns, request.outcome = max(ts_ns, request.start_ns), outcome
-                request.end_tid = request.end_tid or request.start_tid
-                out.append(request)
-        return out
+            if request is None:
+                continue
+            if not dying:
+                request.end_ns, request.outcome, request.ended_by = max(ts_ns, request.start_ns), outcome, by
+            request.left_ns = self._left.get(cookie) or 0
+            request.end_tid = request.end_tid or request.start_tid
+            self._ended.append(request)
 
-    def _exit(self, ts_ns: int, mark: dict[str, Any]) -> list[Request]:
+    def _exit(self, ts_ns: int, mark: dict[str, Any]) -> None:
         if mark["aux"] != 1:
-            return []
-        gone = {r.cookie for r in self._open.values() if r.tgid == mark["tgid"]}
-        return [r for cookie in sorted(gone) for r in self._close_all(ts_ns, cookie, "killed")]
+            return
+        self._exits.put(mark["tgid"], (ts_ns, mark["exit_code"]))
+        for request in [r for r in self._open.values() if r.tgid == mark["tgid"]]:
+            self._kill(request, ts_ns, mark["exit_code"])
+
+    def _kill(self, request: Request, ts_ns: int, exit_code: int) -> None:
+        request.end_ns, request.outcome = max(ts_ns, request.start_ns), "killed"
+        request.ended_by, request.exit_code = "process_exit", exit_code
+        request.end_tid = request.end_tid or request.start_tid
+        self._dying[request.cookie, request.seq] = request
+
+    def _bury(self, now_ns: int) -> None:
+        # Another process may hold the connection open: its end is not to be waited for.
+        for key, request in list(self._dying.items()):
+            if now_ns - request.end_ns >= _GRACE_NS:
+                self._take(*key)
+                self._ended.append(request)

@@ -29,7 +29,6 @@ _IN, _OFF, _BLOCK, _WAKE = 0, 1, 2, 3
 
 _PREEMPTED = 1
 _THROTTLED = 2
-_YIELDED = 8
 
 #: The start of an interval that began before the first event seen.
 BEGINNING: Final = -1
@@ -122,8 +121,6 @@ class ThreadTimeline:
         sched = (
             rows[(kind == out_kind) | (kind == in_kind) | (kind == wake_kind)] if layout.ready else rows[:0]
         )
-        #: It was seen to leave the CPU by sched_yield: it polls for something that no wake-up will announce.
-        self.spins = False
         code = np.full(len(sched), _WAKE, np.int8)
         out_mask = sched["kind"] == out_kind
         code[sched["kind"] == in_kind] = _IN
@@ -133,7 +130,6 @@ class ThreadTimeline:
             # A thread preempted on its way to sleep is still runnable, whatever its state says.
             still = (outs["aux"] == 0) | ((flags & _PREEMPTED) != 0)
             code[out_mask] = np.where(still, _OFF, _BLOCK)
-            self.spins = bool((flags & _YIELDED).any())
             keep = np.ones(len(sched), np.bool_)
             keep[1:] = (code[1:] != _WAKE) | (code[:-1] == _BLOCK)
             code, sched = code[keep], sched[keep]

@@ -1,12 +1,13 @@
-"""Why a request was slow: the cause with most excess over the usual, in a sentence and in numbers."""
+"""Why a request was slow, or failed: the cause with most excess over the usual, in a sentence and in numbers."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from whyspan import failures
 from whyspan.baseline import Baseline, Usual, latency_ms, ttft_ms
 from whyspan.causes import Classified, Context, Rule, rule_out, rules
-from whyspan.model import UNKNOWN, Culprit, Finding, Request, Verdict
+from whyspan.model import FAILED, UNFINISHED, UNKNOWN, Culprit, Finding, Request, Verdict
 from whyspan.timeline import UNKNOWN_STATE
 
 #: A cause that explains less than this share of the excess, while usual work explains more, is not claimed.
@@ -51,7 +52,8 @@ def explain(  # noqa: PLR0917
         request: A finished request.
         classified: Its path with causes.
         baseline: What is usual.
-        slow_reason: Why it counts as slow; empty or None when it is ordinary, which yields no verdict.
+        slow_reason: Why it counts as slow; empty or None when it does not, which yields no verdict, or, for a failed
+            request, that no cause is known.
         lost_events: Events dropped in its window.
         ctx: The context the path was classified in.
     """
@@ -73,16 +75,30 @@ def explain(  # noqa: PLR0917
         lost_events=lost_events,
         process=ctx.facts.process(request.tgid),
     )
-    if not slow_reason:
+    failed = request.outcome in FAILED
+    if not slow_reason and not failed:
         return finding
     whole = _Phase("stream", latency_ms(request), _latency(usual), classified.causes, usual_ms)
-    finding.phase = _where(request, usual, slow_reason)
     # A time to first byte that is too long is explained by what came before that byte, however long the
     # stream went on.
-    judged = _ttft(request, classified, usual) if slow_reason.startswith("ttft") else whole
-    finding.verdict = _verdict(judged, classified, usual, lost_events, ctx)
+    early = (slow_reason or "").startswith("ttft") or _waited(request)
+    judged = _ttft(request, classified, usual) if early else whole
+    if slow_reason:
+        finding.phase = _where(request, usual, slow_reason)
+        finding.verdict = _verdict(judged, classified, usual, lost_events, ctx)
+    else:
+        finding.verdict = _not_slow(judged, usual)
+    died = failures.deaths(request, ctx.facts)
+    if failed:
+        told = "; ".join([failures.ending(request, ctx.facts), *died[:1]])
+        finding.verdict.sentence = f"{told}{'. ' if slow_reason else '; '}{finding.verdict.sentence}"
+    finding.verdict.evidence += died
     finding.ruled_out = rule_out(classified, ctx, finding.verdict.cause)
     return finding
+
+
+def _waited(request: Request) -> bool:
+    return request.outcome in UNFINISHED and not (request.first_ns or request.head_ns)
 
 
 def _latency(usual: Usual | None) -> float:
@@ -90,14 +106,15 @@ def _latency(usual: Usual | None) -> float:
 
 
 def _ttft(request: Request, classified: Classified, usual: Usual | None) -> _Phase:
+    name = "wait" if _waited(request) else "ttft"
     if usual is None:
-        return _Phase("ttft", ttft_ms(request), 0.0, classified.ttft_causes, {})
+        return _Phase(name, ttft_ms(request), 0.0, classified.ttft_causes, {})
     known = {c: median for c, (median, _) in usual.ttft_causes.items()}
     if not known and usual.latency_median > 0:
         # No figures for this phase alone: its share of the whole.
         share = min(usual.ttft_median / usual.latency_median, 1.0)
         known = {c: median * share for c, (median, _) in usual.causes.items()}
-    return _Phase("ttft", ttft_ms(request), usual.ttft_median, classified.ttft_causes, known)
+    return _Phase(name, ttft_ms(request), usual.ttft_median, classified.ttft_causes, known)
 
 
 def _where(request: Request, usual: Usual | None, reason: str) -> str:
@@ -147,6 +164,18 @@ def _verdict(
     )
 
 
+def _not_slow(phase: _Phase, usual: Usual | None) -> Verdict:
+    """Return the verdict on a failed request whose time was ordinary, to follow a semicolon."""
+    if usual is None:
+        return Verdict(sentence="no baseline yet.", evidence=["baseline: none yet for this service and size"])
+    known = {r.id for r in rules()}
+    more = [(ms, c) for ms, c in phase.excesses() if c in known and ms >= FLOOR_MS]
+    evidence = [f"{c}: {ms:.1f} ms over the usual" for ms, c in more[:3]]
+    if more:
+        return Verdict(sentence=f"its time is not unusual ({phase.wall:.0f} ms).", evidence=evidence)
+    return Verdict(sentence="no cause takes more time than usual.")
+
+
 def _seen(lost_events: int, ctx: Context) -> float:
     return 1.0 / (1.0 + lost_events / max(_LOST_HALF * ctx.timelines.event_count, 1.0))
 
@@ -164,10 +193,11 @@ def _usual_line(phase: _Phase, cause: str, usual: Usual | None) -> str:
 
 
 def _against(phase: _Phase, usual: Usual | None) -> str:
-    what = "First byte after" if phase.name == "ttft" else "Took"
+    what = {"ttft": "First byte after", "wait": "No byte of an answer in"}.get(phase.name, "Took")
     if usual is None:
-        return f"{what} {phase.wall:.0f} ms (no baseline yet)"
-    return f"{what} {phase.wall:.0f} ms, usually {phase.usual_wall:.0f} ms"
+        return f"{what} {failures.in_ms(phase.wall)} (no baseline yet)"
+    usually = "usually the first after" if phase.name == "wait" else "usually"
+    return f"{what} {failures.in_ms(phase.wall)}, {usually} {failures.in_ms(phase.usual_wall)}"
 
 
 def _sentence(phase: _Phase, rule: Rule, excess: float, culprit: Culprit, usual: Usual | None) -> str:

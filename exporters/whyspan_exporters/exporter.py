@@ -17,8 +17,9 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from whyspan import clock
+from whyspan import clock, selfuse
 from whyspan import log as logging_setup
 from whyspan.config import load_config
 from whyspan.errors import WhyspanError
@@ -27,7 +28,7 @@ from whyspan.text import clean
 from whyspan_exporters import link, privileges
 from whyspan_exporters.endpoint import Endpoint
 from whyspan_exporters.link import Ack, CountMsg, FindingMsg, Hello, LinkError
-from whyspan_exporters.records import Counts, Explained, Record, Status, finding_id
+from whyspan_exporters.records import EXPORTER, Counts, Explained, Record, Status, finding_id
 from whyspan_exporters.sinks import Sink, open_sinks
 
 log = logging.getLogger("whyspan.exporter")
@@ -36,7 +37,8 @@ BATCH_FINDINGS = 64
 BATCH_BYTES = 2 << 20
 BATCH_S = 0.2
 _RETRY_S = 1.0
-_IDLE_S = 60.0  # lets sinks forget what is too old
+_IDLE_S = 10.0  # lets sinks forget what is too old, and say that they are there
+_STATUS_EVERY_S = 1.0
 _RECV_BYTES = 1 << 16
 _MAX_CONNECTIONS = 8
 
@@ -62,6 +64,7 @@ class Exporter:
         self._batch_bytes = 0
         self._flush_at_s = time.monotonic() + _IDLE_S
         self._dirty = False
+        self._next_status_s = 0.0
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
@@ -155,16 +158,17 @@ class Exporter:
     def _flush(self) -> None:
         """Commit, then acknowledge. When a sink cannot commit, nothing is acknowledged and it is retried."""
         records, self._records, self._batch_bytes = self._records, [], 0
+        now_s = time.monotonic()
+        if now_s >= self._next_status_s:
+            self._next_status_s = now_s + _STATUS_EVERY_S
+            records.append(Status(EXPORTER, self._status()))
         reasons = []
         for name, sink in self._sinks.items():
             try:
                 sink.emit(records)
                 reason = sink.flush()
             except Exception:
-                # A bug in one sink must not keep findings from the others, or from being acknowledged.
-                if name not in self._broken:
-                    self._broken.add(name)
-                    log.exception("sink %s failed", name)
+                self._broke(name)
                 continue
             if reason:
                 reasons.append(f"{name}: {reason}")
@@ -181,6 +185,26 @@ class Exporter:
                 self._close(connection, f"cannot acknowledge: {exc}")
                 continue
             connection.acked_seq, connection.told_state = seq, state
+
+    def _broke(self, name: str) -> None:
+        # A bug in one sink must not keep findings from the others, or from being acknowledged.
+        if name not in self._broken:
+            self._broken.add(name)
+            log.exception("sink %s failed", name)
+
+    def _status(self) -> dict[str, Any]:
+        sinks = {}
+        for name, sink in self._sinks.items():
+            try:
+                sinks[name] = sink.status()
+            except Exception:
+                self._broke(name)
+        return {
+            "tgid": os.getpid(),
+            "cpu_s": selfuse.cpu_s(),
+            "rss_bytes": selfuse.rss_bytes(),
+            "sinks": sinks,
+        }
 
     def _close(self, connection: _Connection, reason: str) -> None:
         self._connections.discard(connection)

@@ -15,6 +15,7 @@ from whyspan.errors import StoreError
 from whyspan.model import Finding
 
 from whyspan_exporters import schema
+from whyspan_exporters.records import EXPORTER
 
 _COLUMNS = "id, start_unix_ns, finding"
 _MIN_PREFIX = 4
@@ -81,22 +82,26 @@ class Reader:
         since_unix_ns: int = 0,
         limit: int = 20,
         ordinary: bool = False,
+        failed: bool | None = None,
     ) -> list[Stored]:
-        """Return up to *limit* findings, newest first; only of slow requests unless *ordinary*.
+        """Return up to *limit* findings, newest first; only of slow and failed requests unless *ordinary*.
 
         Args:
             service: Only this service.
             cause: Only this cause id, or every cause below it (``cpu`` takes ``cpu.throttled`` too).
             since_unix_ns: Only requests that started at or after this time.
             limit: At most so many.
-            ordinary: Take the requests that were not slow as well.
+            ordinary: Take the requests that were neither slow nor failed as well.
+            failed: Only those that failed, or none of them.
 
         Raises:
             StoreError: The store cannot be read.
         """
         where, values = ["start_unix_ns >= ?"], list[object]([since_unix_ns])
         if not ordinary:
-            where.append("slow = 1")
+            where.append("slow > 0")
+        if failed is not None:
+            where.append(f"slow & {schema.FAILED_BIT} {'>' if failed else '='} 0")
         if service:
             where.append("service = ?")
             values.append(service)
@@ -130,12 +135,24 @@ class Reader:
         Raises:
             StoreError: The store cannot be read.
         """
+        return self._status("instance != ?", max_age_s)
+
+    def exporter_status(self, max_age_s: float = 30.0) -> dict[str, Any]:
+        """Return the same of the exporter: its process, and the state of each sink under ``sinks``.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        return self._status("instance = ?", max_age_s)
+
+    def _status(self, which: str, max_age_s: float) -> dict[str, Any]:
         oldest = clock.now_unix_ns() - int(max_age_s * 1e9)
+        query = (
+            f"SELECT status FROM status WHERE {which} AND updated_unix_ns >= ? "
+            "ORDER BY updated_unix_ns DESC LIMIT 1"
+        )
         with self._errors():
-            row = self._db.execute(
-                "SELECT status FROM status WHERE updated_unix_ns >= ? ORDER BY updated_unix_ns DESC LIMIT 1",
-                (oldest,),
-            ).fetchone()
+            row = self._db.execute(query, (EXPORTER, oldest)).fetchone()
             found: dict[str, Any] = json.loads(row[0]) if row else {}
             return found
 

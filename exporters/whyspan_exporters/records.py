@@ -8,6 +8,9 @@ from whyspan.model import Finding
 
 from whyspan_exporters.link import Count
 
+#: The instance of `Status` records that the exporter makes about itself; collectors have random ones.
+EXPORTER = "exporter"
+
 
 class Explained(NamedTuple):
     """A finding with its identity and its wall-clock start.
@@ -28,7 +31,7 @@ class Counts(NamedTuple):
 
 
 class Status(NamedTuple):
-    """The newest state of the collector *instance*, JSON-like."""
+    """The newest state of the collector *instance*, or of the exporter itself, JSON-like."""
 
     instance: str
     status: dict[str, Any]

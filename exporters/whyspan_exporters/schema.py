@@ -4,9 +4,10 @@ from __future__ import annotations
 
 #: ``PRAGMA user_version``. A store of another version is refused, never migrated silently.
 VERSION = 1
+SLOW_BIT, FAILED_BIT = 1, 2
 
 # latency_ns and ttft_ns are of the request (ttft_ns NULL when no body byte was sent); finding is msgpack of
-# model.Finding. Rowid table: the blobs are too big for WITHOUT ROWID.
+# model.Finding; slow holds SLOW_BIT and FAILED_BIT. Rowid table: the blobs are too big for WITHOUT ROWID.
 TABLES = f"""
 CREATE TABLE findings (
     id TEXT PRIMARY KEY,

@@ -13,13 +13,15 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from whyspan.clock import now_unix_ns
 from whyspan.errors import StoreError
+from whyspan.model import FAILED
 
 from whyspan_exporters import schema
-from whyspan_exporters.records import Counts, Explained, Record, Status
+from whyspan_exporters.records import EXPORTER, Counts, Explained, Record, Status
 from whyspan_exporters.sharing import FILE_MODE, make_dir, share
 
 log = logging.getLogger("whyspan.store")
@@ -28,7 +30,6 @@ _INT64_MAX = (1 << 63) - 1
 _PAGE_BYTES = 4096
 _PRUNE_ROWS = 64
 _PRUNE_INTERVAL_NS = 60_000_000_000
-_OWN_INSTANCE = "exporter"
 
 
 class Store:
@@ -115,6 +116,13 @@ class Store:
         self._change_state("")
         return ""
 
+    def status(self) -> dict[str, Any]:
+        """Return why the last flush failed, findings dropped and waiting, and the size of the database in bytes."""
+        size = 0
+        with contextlib.suppress(sqlite3.Error):
+            size = self._used_bytes()
+        return {"state": self.state, "dropped": self.dropped, "pending": len(self._pending), "bytes": size}
+
     def close(self) -> None:
         """Commit what can be committed and close the file."""
         self.flush()
@@ -150,7 +158,7 @@ class Store:
         self._db.executemany("INSERT OR REPLACE INTO findings VALUES (?,?,?,?,?,?,?,?,?,?,?)", batch)
         counts = [(*key, _int64(value), now) for key, value in self._counts.items()]
         if self.dropped:
-            counts.append((_OWN_INSTANCE, "store_dropped", "", "", self.dropped, now))
+            counts.append((EXPORTER, "store_dropped", "", "", self.dropped, now))
         self._db.executemany("INSERT OR REPLACE INTO counters VALUES (?,?,?,?,?,?)", counts)
         self._db.executemany(
             "INSERT OR REPLACE INTO status VALUES (?,?,?)",
@@ -192,7 +200,7 @@ def _row(record: Explained) -> tuple[object, ...]:
         _int64(finding.wall_ns),
         ttft_ns,
         _int64(request.status),
-        int(finding.slow),
+        schema.SLOW_BIT * finding.slow | schema.FAILED_BIT * (request.outcome in FAILED),
         finding.verdict.cause,
         msgspec.msgpack.encode(finding),
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import tracefs
-from tests.bench import cost, ingest, stitch
+from tests.bench import cost, ingest, stitch, vllm_cost
 from tests.demo.procs import ROOT
 
 #: Figures whose targets stand in the project's plan: name -> (limit, whether less is better).
@@ -31,6 +31,10 @@ TARGETS: dict[str, tuple[float, bool]] = {
     "pss_mb": (150, True),
     "start_s": (1.0, True),
     "verdict_s": (2.0, True),
+    "direct_cost_ratio_vllm": (0.02, True),
+    "direct_cost_ratio_vllm_half": (0.02, True),
+    "throughput_ratio_vllm_low": (0.97, False),
+    "ttft_ratio_vllm": (1.02, True),
 }
 
 
@@ -75,18 +79,31 @@ def bench_cost(directory: Path) -> dict[str, Any]:
     }
 
 
+def bench_vllm(directory: Path) -> dict[str, Any]:
+    """Cost on a real vLLM server: direct, and paired windows with the agent on the worker's CPU (25 min)."""
+    return vllm_cost.run(directory / "vllm", PAIRS["vllm"])
+
+
+#: Pairs of windows; ``--pairs`` changes it.
+PAIRS = {"vllm": vllm_cost.PAIRS}
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "stitch": bench_stitch,
     "ingest": bench_ingest,
     "cost": bench_cost,
+    "vllm": bench_vllm,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=sorted(PARTS), action="append", help="run these parts only")
+    parser.add_argument(
+        "--pairs", type=int, default=vllm_cost.PAIRS, help="pairs of windows of the part vllm"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "summary.json")
     args = parser.parse_args()
+    PAIRS["vllm"] = args.pairs
     if os.geteuid() != 0:
         print("the bench needs root", file=sys.stderr)
         return 2

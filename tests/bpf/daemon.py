@@ -21,7 +21,7 @@ auto = false
 match = [{targets}]
 
 [slo]
-e2e_ms = 0.000001
+{slo}
 
 [collector]
 explain_per_s = 1000
@@ -34,12 +34,18 @@ state_dir = "{folder}/state"
 
 
 class Daemon:
-    """Explains every request of the processes given. ``log`` is what it wrote to standard error so far."""
+    """Explains every request of the processes given. ``log`` is what it wrote to standard error so far.
 
-    def __init__(self, folder: Path, *tgids: int, collector: str = "") -> None:
+    Unless *slo* says otherwise every request is slow.
+    """
+
+    def __init__(
+        self, folder: Path, *tgids: int, collector: str = "", slo: str = "e2e_ms = 0.000001"
+    ) -> None:
         self._config = folder / "whyspan.toml"
         targets = ", ".join(f"{{ pid = {t} }}" for t in tgids)
-        self._config.write_text(CONFIG.format(folder=folder, targets=targets, collector=collector))
+        text = CONFIG.format(folder=folder, targets=targets, collector=collector, slo=slo)
+        self._config.write_text(text)
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

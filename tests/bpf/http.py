@@ -50,7 +50,7 @@ class End(NamedTuple):
     status: int
     chunks: int
     body_bytes: int
-    by_close: int
+    flags: int
 
 
 @dataclasses.dataclass

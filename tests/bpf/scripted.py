@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Generator
@@ -20,7 +21,8 @@ def scripted_server(name: str = "") -> Generator[Any, list[list[Any]], None]:
     * ``["write", how, parts]``: one call; how: write, writev, send, sendmsg;
     * ``["flood", n]``: send n bytes by as many calls as it takes; ``["sendfile", path]``;
     * ``["peek", n]``; ``["drain"]``: read until the client closes or resets;
-    * ``["pause", s]``: sleep; ``["spin", s]``: keep the CPU busy.
+    * ``["pause", s]``: sleep; ``["spin", s]``: keep the CPU busy;
+    * ``["option", level, name, value]``: set a socket option; ``["abort"]``: close by a reset; ``["die"]``: SIGKILL.
     """
     if name:
         Path("/proc/self/comm").write_bytes(name.encode("latin-1"))
@@ -115,6 +117,21 @@ def _spin(connection: socket.socket, seconds: float) -> int:
     return 0
 
 
+def _option(connection: socket.socket, level: int, name: int, value: int) -> int:
+    connection.setsockopt(level, name, value)
+    return 0
+
+
+def _abort(connection: socket.socket) -> int:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    return 0
+
+
+def _die(connection: socket.socket) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 _STEPS: dict[str, Callable[..., int]] = {
     "read": _read,
     "write": _write,
@@ -124,4 +141,7 @@ _STEPS: dict[str, Callable[..., int]] = {
     "drain": _drain,
     "pause": _pause,
     "spin": _spin,
+    "option": _option,
+    "abort": _abort,
+    "die": _die,
 }

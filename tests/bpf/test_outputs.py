@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from tests.bpf.daemon import Daemon
 from tests.bpf.http import Http, reading, writing
 from tests.bpf.waiting import until
 from tests.bpf.watcher import Watcher
+from tests.unit.receivers import HttpReceiver
 
 pytestmark = pytest.mark.bpf
 
@@ -34,7 +36,7 @@ REPLY = b"HTTP/1.1 200 OK\r\nX-Reply: %s\r\nContent-Length: 4000\r\n\r\n" % CANA
 
 
 class Run(NamedTuple):
-    """Everything that one run of the agent left, and what its commands print, by name."""
+    """Everything that one run of the agent left and sent, and what its commands print, by name."""
 
     texts: dict[str, bytes]
     trace_ids: list[str]
@@ -49,7 +51,12 @@ def run(probes: dict[str, Found], tmp_path_factory: pytest.TempPathFactory) -> I
     server = Child("scripted_server", EVIL, cpu=1)
     hog = Child("burn", 60, 1, HOG, cpu=1)
     watcher = Watcher([probes["sockets"]])
-    daemon = Daemon(folder, server.tgid, collector=f'record = "{recording}"')
+    receiver = HttpReceiver()
+    with pytest.MonkeyPatch.context() as environment:  # enough to have everything sent
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "500")
+        daemon = Daemon(folder, server.tgid, collector=f'record = "{recording}"')
     try:
         daemon.wait_ready()
         hog.say()
@@ -71,6 +78,7 @@ def run(probes: dict[str, Found], tmp_path_factory: pytest.TempPathFactory) -> I
         ]
         texts = {" ".join(c[:1] + c[2:]): daemon.output(*c).encode() for c in commands}
         assert daemon.stop() == 0
+        texts["otlp"] = "\n".join(receiver.strings()).encode()
         texts["replay"] = daemon.output("replay", str(recording)).encode()
         texts |= {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         yield Run(texts, ids, recording)
@@ -79,6 +87,7 @@ def run(probes: dict[str, Found], tmp_path_factory: pytest.TempPathFactory) -> I
         hog.kill()
         server.kill()
         watcher.close()
+        receiver.stop()
 
 
 def test_the_run_is_worth_looking_at(run: Run) -> None:
@@ -88,6 +97,10 @@ def test_the_run_is_worth_looking_at(run: Run) -> None:
     assert b"hog" in b"".join(run.texts.values())
     assert b"evil" in run.texts["slow --json"]
     assert f"{REQUESTS} findings".encode() in run.texts["replay"]
+    assert run.texts["otlp"].count(b"whyspan.request\n") == REQUESTS
+    assert b"/v1/completions" in run.texts["otlp"]
+    assert {b"whyspan.event.count", b"whyspan.process.cpu.time"} <= set(run.texts["otlp"].split(b"\n"))
+    assert json.loads(run.texts["probes"])["otlp"]["enabled"]
     assert {"log", "recording", "state/whyspan.db"} <= set(run.texts)
     reader = Reader(run.recording)
     heads = [h for batch in reader.batches() for h in batch.heads]

@@ -17,8 +17,13 @@ from tests.bpf.watcher import Watcher
 pytestmark = pytest.mark.bpf
 
 CANARY = b"CANARY-9b1d7f"
+CUT = 2  # flag of an end: the connection ended before the response did
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
-ALTERNATIVES = {"tracepoints": 0, "syscall exits": 1}
+ALTERNATIVES = {
+    "tracepoints": "tp_btf/",
+    "raw tracepoints": "raw_tp/",
+    "syscall exits": "tracepoint/syscalls/",
+}
 
 
 def get(path: str = "/", extra: bytes = b"") -> bytes:
@@ -36,10 +41,10 @@ def chunked(*chunks: bytes) -> bytes:
 
 @pytest.fixture(scope="module", params=list(ALTERNATIVES))
 def watcher(request: pytest.FixtureRequest, probes: dict[str, Found]) -> Iterator[Watcher]:
-    alternative = ALTERNATIVES[request.param]
-    w = Watcher([preferring(probes["sockets"], "data", alternative)])
+    number = list(ALTERNATIVES).index(request.param)
+    w = Watcher([preferring(probes["sockets"], "data", number)])
     used = w.states["sockets"].hooks["data"].used
-    assert all(s.startswith("tracepoint/syscalls/" if alternative else "tp_btf/") for s in used)
+    assert all(s.startswith(ALTERNATIVES[request.param]) for s in used)
     yield w
     w.close()
 
@@ -240,7 +245,7 @@ def test_reset_by_the_client_in_mid_response(http: Http) -> None:
     assert seen.error == "ConnectionResetError"
     assert seen.requests == [(0, "GET", "/reset")]
     assert seen.response_heads == [(0, 200)]
-    assert seen.ends == []
+    assert seen.ends == [End(0, 200, 1, 100, CUT)]
     assert (seen.states["aux"] == 1).sum() == 1
     assert seen.states["new_state"].tolist()[-1] == 7  # TCP_CLOSE
 
@@ -250,7 +255,7 @@ def test_closed_by_the_server_in_mid_response(http: Http) -> None:
     script = [reading(len(request)), writing(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nabc")]
     seen = http.talk(request, script)
     assert seen.response_heads == [(0, 200)]
-    assert seen.ends == []
+    assert seen.ends == [End(0, 200, 1, 3, CUT)]
     assert len(seen.states) > 0
 
 
@@ -287,7 +292,9 @@ def test_a_head_of_a_mebibyte_is_lost_and_harms_nobody(http: Http) -> None:
     refusal = b"HTTP/1.1 431 Too Large\r\nContent-Length: 0\r\n\r\n"
     seen = http.talk(request, [reading(len(request)), writing(refusal)])
     assert (seen.read, seen.error, seen.reply) == (len(request), "", refusal)
-    assert seen.requests == []
+    assert seen.requests == [(0, "GET", "")]
+    assert seen.heads[0].malformed
+    assert seen.ends == [End(0, 431, 0, 0, 0)]
     assert seen.lost["aux"].tolist() == [1]
     assert sum(map(len, seen.blobs)) < 20_000  # the kernel gave up early
     request = get("/after")
@@ -332,6 +339,18 @@ def test_a_request_begins_when_it_arrives_not_when_it_is_read(http: Http) -> Non
     (head,) = seen.heads
     assert 80_000_000 < head.recv_ns - head.first_ns < 2_000_000_000
     assert head.recv_ns <= head.ts_ns
+
+
+def test_what_a_read_leaves_in_the_socket_has_arrived_all_the_same(http: Http) -> None:
+    request = get("/first")
+    http.talk(request, [reading(len(request)), writing(OK)])  # now the port is known to serve HTTP
+    second = get("/second")
+    script = [reading(len(request)), ["pause", 0.1], writing(OK), reading(len(second)), writing(OK)]
+    seen = http.talk(request + second, script)
+    assert seen.requests == [(0, "GET", "/first"), (1, "GET", "/second")]
+    first, later = seen.heads
+    assert later.recv_ns - later.first_ns > 80_000_000
+    assert later.first_ns - first.first_ns < 80_000_000
 
 
 def test_large_body_by_many_sends(http: Http) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from whyspan.heads import HeadAssembler
 from whyspan.model import Batch, HttpHead
+from whyspan_probes.kernel_btf import KernelBtf
 from whyspan_probes.loader import Session
 from whyspan_probes.registry import Found
 from whyspan_probes.rings import RowBuffer
@@ -27,8 +28,9 @@ class Watcher:
         ring_bytes: int = 4 << 20,
         config: Mapping[str, Mapping[str, int]] | None = None,
         may_fail: bool = False,
+        kernel: KernelBtf | None = None,
     ) -> None:
-        self.session = Session(found, ring_bytes)
+        self.session = Session(found, ring_bytes, kernel)
         try:
             self.session.attach(config)
             if not may_fail:

@@ -26,7 +26,6 @@ F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 PIPE_BYTES = 4096
 CALIBRATE_REQUESTS = 40
 SLOWED_WANTED = 34
-FAULT_CAP_S = 16.0
 GAP_S = 3.0
 CLIENT_CPU = 0
 
@@ -69,7 +68,12 @@ class Demo:
         inode = os.fstat(write_fd).st_ino
         log = self.directory / "server.log"
         reader = spawn(
-            python("tests.demo.reader", "--pipe-fd", read_fd, "--out", log), CLIENT_CPU, pass_fds=[read_fd]
+            python(
+                *("tests.demo.reader", "--pipe-fd", read_fd, "--out", log),
+                *("--pause-s", self.engine.log_pause_s, "--period-s", self.engine.log_period_s),
+            ),
+            CLIENT_CPU,
+            pass_fds=[read_fd],
         )
         CLEANUP.callback(stop, reader)
         port = _free_port()
@@ -131,7 +135,7 @@ class Demo:
                 group = truth.started_in(self.sent(), window(time.monotonic_ns()))
                 return sum(s.latency_ns > limit_ns for s in group) >= SLOWED_WANTED
 
-            self.wait(enough, FAULT_CAP_S, world)
+            self.wait(enough, self.engine.fault_cap_s, world)
             evidence = injected.check()
             off_ns = time.monotonic_ns()
         end_ns = time.monotonic_ns()

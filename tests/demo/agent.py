@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.demo.engines import Engine
-from tests.demo.procs import ROOT, DemoError, spawn, stop
+from tests.demo.procs import ROOT, DemoError, favour, spawn, stop
 
 CONFIG = """\
 # Written by the demo: every slow request of one server is explained.
@@ -66,6 +66,7 @@ class Agent:
             stderr=self._log,
             stdin=subprocess.DEVNULL,
         )
+        favour(self.process)
 
     def stop(self) -> None:
         if self.process:

@@ -7,13 +7,21 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tests.demo import server
 from tests.demo.procs import DemoError, cpu_ns, python, spawn, stop, wait_http
 from tests.engine import middleware, vllm
 
 Say = Callable[[str], None]
+
+
+class Hog(NamedTuple):
+    """A busy neighbour: the weight of its cgroup, in default weights, and its rhythm."""
+
+    weight: float
+    busy_ms: float = 100.0
+    rest_ms: float = 0.0
 
 
 class Engine(Protocol):
@@ -25,6 +33,9 @@ class Engine(Protocol):
     baseline_requests: int
     ordinary_per_s: float  # ordinary requests that the agent explains beside the slow ones
     burst_s: float
+    log_pause_s: float  # how long the reader of its log stops, of every log_period_s
+    log_period_s: float
+    fault_cap_s: float  # a fault ends then, however few requests were slowed
     load_args: tuple[object, ...]
     pid: int
 
@@ -45,8 +56,8 @@ class Engine(Protocol):
     def quota(self, usual_cpu: float) -> float:
         """Return a CPU quota, in CPUs, that is a little short; ``usual_cpu`` is what it uses when healthy."""
 
-    def left_by_hog(self, usual_cpu: float) -> float:
-        """Return the share of its CPU that a hog must leave to it, so that it is slowed but lives."""
+    def hog(self, usual_cpu: float) -> Hog:
+        """Return the hog that slows it but lets it live."""
 
     def burst(self, on: bool) -> None:
         """From now on spend ``burst_s`` of CPU time on the event loop before each request, or no longer."""
@@ -68,6 +79,8 @@ class DemoServer:
     rate = 6.0
     ordinary_per_s = 1000.0
     burst_s = server.BURST_S
+    log_pause_s, log_period_s = 1.5, 3.0
+    fault_cap_s = 16.0
     baseline_requests = 70
 
     def __init__(self, loop: str, tokens: int) -> None:
@@ -101,8 +114,8 @@ class DemoServer:
     def quota(self, usual_cpu: float) -> float:
         return usual_cpu * 0.8
 
-    def left_by_hog(self, usual_cpu: float) -> float:
-        return min(0.5, usual_cpu * 0.9)
+    def hog(self, usual_cpu: float) -> Hog:
+        return Hog(1.0 / min(0.5, usual_cpu * 0.9) - 1.0)
 
     def burst(self, on: bool) -> None:
         os.kill(self.pid, signal.SIGUSR1 if on else signal.SIGUSR2)
@@ -120,6 +133,8 @@ class Vllm:
     rate = 4.0
     ordinary_per_s = 2.0
     burst_s = 0.100
+    log_pause_s, log_period_s = 2.5, 4.0  # it logs 3 KB a second: the pipe is full after half of that
+    fault_cap_s = 30.0
     baseline_requests = 110
 
     def __init__(self, directory: Path) -> None:
@@ -172,8 +187,10 @@ class Vllm:
         # It spins: what it uses says little of what it needs.
         return usual_cpu * 0.6
 
-    def left_by_hog(self, usual_cpu: float) -> float:
-        return 0.6
+    def hog(self, usual_cpu: float) -> Hog:
+        # Beside a thread that yields all the time the scheduler starves a group of lower weight altogether, and gives
+        # a heavier one nearly all: only the hog's own rests leave the worker a share.
+        return Hog(8.0, busy_ms=45, rest_ms=55)
 
     def burst(self, on: bool) -> None:
         if on:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.demo import reader
 from tests.demo.cgroups import CpuGroup
 from tests.demo.engines import Engine
 from tests.demo.procs import DemoError, python, run_delay_ns, spawn, stop
@@ -73,9 +72,13 @@ def cpu_hog(world: World) -> Iterator[Injected]:
 
     Own cgroups take both out of the scheduler's autogroups, so the weights alone decide who waits.
     """
-    share = world.engine.left_by_hog(world.usual_cpu)
-    world.hog_group.set_weight(1.0 / share - 1.0)
-    hog_process = spawn(python("tests.demo.hog"), world.server_cpu, before_exec=world.hog_group.join)
+    kind = world.engine.hog(world.usual_cpu)
+    world.hog_group.set_weight(kind.weight)
+    hog_process = spawn(
+        python("tests.demo.hog", "--busy-ms", kind.busy_ms, "--rest-ms", kind.rest_ms),
+        world.server_cpu,
+        before_exec=world.hog_group.join,
+    )
     with _undo(stop, hog_process):
         started, before = time.monotonic(), run_delay_ns(world.engine.victim())
 
@@ -90,12 +93,11 @@ def cpu_hog(world: World) -> Iterator[Injected]:
 
 @contextlib.contextmanager
 def log_pipe(world: World) -> Iterator[Injected]:
-    """The reader of the server's log pipe stops for 1.5 s of every 3 s."""
+    """The reader of the server's log pipe stops for a part of every period."""
+    pause, period = world.engine.log_pause_s, world.engine.log_period_s
     with _undo(os.kill, world.reader.pid, signal.SIGUSR2):
         os.kill(world.reader.pid, signal.SIGUSR1)
-        yield Injected(
-            {world.reader.pid}, lambda: f"reader pauses {reader.PAUSE_S} s of every {reader.PERIOD_S} s"
-        )
+        yield Injected({world.reader.pid}, lambda: f"reader pauses {pause:g} s of every {period:g} s")
 
 
 @contextlib.contextmanager

@@ -152,8 +152,7 @@ class Load:
         error, start_ns, connection = "", time.monotonic_ns(), None
         self.sent += 1
         try:
-            # The oldest idle connection first, so that all of them are used and none times out.
-            connection = self.idle.pop(0) if self.idle else await self.connect()
+            connection = self.pooled() or await self.connect()
             await connection.request(head.encode())
             if not connection.closing:
                 self.idle.append(connection)
@@ -174,6 +173,14 @@ class Load:
         }
         self.out.write(json.dumps(record) + "\n")
         self.out.flush()
+
+    def pooled(self) -> Connection | None:
+        """The oldest idle connection that the server has not closed, so that all are used and few time out."""
+        while self.idle:
+            connection = self.idle.pop(0)
+            if connection.transport is not None:
+                return connection
+        return None
 
     async def open_loop(self, rate: float, stop: asyncio.Event) -> None:
         """Send ``rate`` requests/s, gaps uniform within 40% of the mean, until ``stop`` is set."""

@@ -52,6 +52,18 @@ def spawn(
     return subprocess.Popen(list(argv), cwd=ROOT, preexec_fn=prepare, start_new_session=True, **kwargs)  # noqa: PLW1509
 
 
+def favour(process: subprocess.Popen[bytes]) -> None:
+    """Let a session leader's autogroup have the CPU when it wants it.
+
+    Beside threads that spin with sched_yield the scheduler starves another group of the same weight. A unit of systemd
+    has CPUWeight for that; a test has this.
+    """
+    try:
+        Path(f"/proc/{process.pid}/autogroup").write_text("-10")
+    except OSError:
+        pass  # no autogroups: all are in one group, or in cgroups
+
+
 def python(module: str, *args: object) -> list[str]:
     """The command line that runs one of the demo's modules in this interpreter."""
     return [sys.executable, "-m", module, *map(str, args)]

@@ -1,4 +1,4 @@
-"""The other end of the server's log pipe. SIGUSR1: stop reading 1.5 s of every 3 s; SIGUSR2: read on."""
+"""The other end of the server's log pipe. SIGUSR1: stop reading for a part of every period; SIGUSR2: read on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import time
 from tests.demo.procs import set_name
 
 NAME = "demo-logship"
-PERIOD_S = 3.0
-PAUSE_S = 1.5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pipe-fd", type=int, required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--period-s", type=float, default=3.0)
+    parser.add_argument("--pause-s", type=float, default=1.5)
     args = parser.parse_args()
     set_name(NAME)
     state = {"stutter_from": 0.0}
@@ -35,8 +35,8 @@ def main() -> None:
     out = os.open(args.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     while True:
         start = state["stutter_from"]
-        if start and (phase := (time.monotonic() - start) % PERIOD_S) < PAUSE_S:
-            ready, _, _ = select.select([wake_read], [], [], PAUSE_S - phase)
+        if start and (phase := (time.monotonic() - start) % args.period_s) < args.pause_s:
+            ready, _, _ = select.select([wake_read], [], [], args.pause_s - phase)
         else:
             ready, _, _ = select.select([args.pipe_fd, wake_read], [], [], 0.1 if start else None)
         if wake_read in ready:

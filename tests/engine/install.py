@@ -24,6 +24,9 @@ NEEDED_BYTES = 6 << 30
 
 def cache() -> Path:
     """Return the folder that keeps what is dear to make, shared by all checkouts of the user."""
+    named = os.environ.get("WHYSPAN_CACHE")  # the Makefile's, so that root under sudo finds the user's
+    if named:
+        return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "whyspan"
 

@@ -21,7 +21,7 @@ def lossy_events(draw: st.DrawFn, most: int = 60) -> EventBuilder:
         kind, ms, tid, other = draw(st.sampled_from(kinds)), draw(_MOMENT), draw(_TID), draw(_TID)
         small = draw(st.integers(0, 3))
         if kind == "out":
-            flags = draw(st.integers(0, 7))
+            flags = draw(st.integers(0, 15))
             throttled = draw(st.integers(0, 40))
             b.out(
                 ms,

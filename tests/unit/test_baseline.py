@@ -176,3 +176,80 @@ def test_bounded_in_classes_and_samples() -> None:
 def test_no_first_byte_has_no_ttft() -> None:
     assert ttft_ms(served(0, 10, first_ns=0, head_ns=0)) == -1
     assert ttft_ms(served(0, 10, 4)) == 4
+
+
+def failed(latency: float, **fields: Any) -> Request:
+    """Return a request that ended without a byte, unless *fields* say that it had some."""
+    none: dict[str, Any] = {"outcome": "reset", "status": 0, "head_ns": 0, "first_ns": 0}
+    return request(0, latency, **none | fields)
+
+
+def of_sizes(*sizes: tuple[int, int, float, float]) -> Baseline:
+    """Return a baseline with classes of (chunks, request bytes, latency, ttft)."""
+    b = Baseline()
+    for chunks, size, latency, ttft in sizes:
+        for i in range(MIN_COUNT):
+            r = served(i * 1000, latency, ttft, chunks=chunks, request_bytes=size)
+            assert b.observe(r, {"work.cpu": latency})
+    return b
+
+
+def test_failed_requests_never_update_the_baseline() -> None:
+    b = filled()
+    for outcome in ("error", "reset", "killed"):
+        assert not b.observe(served(60_000, 100, outcome=outcome), {"work.cpu": 100})
+    assert not b.observe(served(60_000, 100, status=404), {"work.cpu": 100})
+    assert b.usual(served(0, 100)).requests == 50  # type: ignore[union-attr]
+
+
+def test_a_wait_in_vain_is_measured_by_the_latest_first_byte() -> None:
+    b = of_sizes((1, 300, 900, 700), (64, 300, 600, 40), (1, 0, 5, 5))
+    usual = b.usual(failed(500, request_bytes=300))
+    assert usual is not None
+    assert usual.ttft_median == 700  # it may have been one that is not streamed
+    assert b.is_slow(failed(1300, request_bytes=300), None) is None
+    reason = b.is_slow(failed(1500, request_bytes=300), None)
+    assert reason is not None and reason.startswith("ttft 1500 ms above its class's")
+    # Without one of its size any other will do.
+    usual = b.usual(failed(500, request_bytes=30_000))
+    assert usual is not None
+    assert usual.ttft_median == 700
+    assert b.usual(failed(500, service="other")) is None
+
+
+def test_a_part_of_a_response_is_measured_by_a_larger_one() -> None:
+    b = of_sizes((64, 0, 600, 40), (300, 0, 3000, 40))
+    begun: dict[str, Any] = {"status": 200, "chunks": 14, "first_ns": request(0, 40).end_ns}
+    usual = b.usual(failed(500, **begun))
+    assert usual is not None
+    assert usual.latency_median == 600  # no class of 4 to 15 chunks: the next
+    assert b.is_slow(failed(1100, **begun), None) is None
+    reason = b.is_slow(failed(1300, **begun), None)
+    assert reason is not None and reason.startswith("latency 1300 ms")
+    assert b.usual(failed(500, **begun | {"chunks": 5000})) is None  # longer than all that are known
+    # A whole one is measured by its own class only.
+    assert b.usual(served(0, 500, chunks=14)) is None
+
+
+def test_a_class_that_gets_its_figures_later_is_seen() -> None:
+    b = of_sizes((64, 0, 600, 40))
+    assert b.usual(failed(500)).ttft_median == 40  # type: ignore[union-attr]
+    for i in range(MIN_COUNT):
+        b.observe(served(i * 1000, 300, chunks=1), {})
+    assert b.usual(failed(500)).ttft_median == 300  # type: ignore[union-attr]
+
+
+def test_without_any_measure_a_failed_request_that_waited_a_second_is_slow() -> None:
+    b = Baseline()
+    assert b.is_slow(failed(999), Limits()) is None
+    assert b.is_slow(failed(5000), Limits()) == "ttft 5000 ms of a failed request, and no baseline yet"
+    assert b.is_slow(served(0, 5000, 4000, outcome="error", status=500), None) is not None
+    assert b.is_slow(served(0, 50_000, 40, outcome="reset"), None) is None  # a stream that was left
+    assert b.is_slow(failed(5000), Limits(e2e_ms=9000)) is None  # there is a measure
+    assert b.is_slow(served(0, 5000), None) is None  # it did not fail
+
+
+def test_a_wait_in_vain_counts_against_the_objective_for_the_first_byte() -> None:
+    assert ttft_ms(failed(300)) == 300
+    assert Baseline().is_slow(failed(300), Limits(ttft_ms=200)) == "ttft 300 ms over the objective of 200 ms"
+    assert ttft_ms(request(0, 300, outcome="open", head_ns=0, first_ns=0)) == -1

@@ -17,13 +17,14 @@ from whyspan_exporters.store import Store
 from whyspan_probes import features, libbpf
 from whyspan_probes.errors import LibbpfMissingError, PrivilegeError
 from whyspan_probes.features import Features
+from whyspan_probes.kernel_btf import KernelBtf
 from whyspan_probes.registry import discover
 
 Run = Callable[..., "tuple[int, str, str]"]
 
 NAMES = [f.probe.name for f in discover()]
 FINE = Features("6.12.0", True, "none", "/sys/kernel/tracing", frozenset({"CAP_BPF", "CAP_PERFMON"}))
-BARE = Features("5.10.0-9", False, "confidentiality", "", frozenset())
+BARE = Features("5.10.0-9", False, "confidentiality", "", frozenset(), False)
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_doctor_without_privilege(run: Run, unprivileged: None) -> None:
     assert (status, err, report["healthy"]) == (1, "", False)
     assert set(report) == {"healthy", "checks", "probes", "engines"}
     checks = {c["check"]: c for c in report["checks"]}
-    assert list(checks) == ["kernel", "BTF", "lockdown", "tracefs", "capabilities", "libbpf"]
+    assert list(checks) == ["kernel", "BTF", "lockdown", "tracefs", "process ids", "capabilities", "libbpf"]
     assert all(set(c) == {"check", "ok", "found", "remedy"} for c in report["checks"])
     assert checks["capabilities"] == {
         "check": "capabilities",
@@ -101,7 +102,7 @@ def test_doctor_names_every_lack_with_its_remedy(
     ("kernel", "ok"), [("5.16.9", False), ("5.17.0-rc1", True), ("6.1.0", True), ("x", False)]
 )
 def test_doctor_knows_the_oldest_kernel(kernel: str, ok: bool) -> None:
-    (check,) = (c for c in doctor._checks(FINE._replace(kernel=kernel)) if c[0] == "kernel")
+    (check,) = (c for c in doctor._checks(FINE._replace(kernel=kernel), KernelBtf(True)) if c[0] == "kernel")
     assert check[1] is ok
 
 
@@ -131,9 +132,19 @@ def test_doctor_finds_servers(run: Run, unprivileged: None) -> None:
     child = subprocess.Popen(["/opt/bin/llama-server", "300"], executable="/bin/sleep")
     try:
         report = json.loads(run("doctor", "--json")[1])
-        assert {"tgid": child.pid, "service": "llama.cpp", "rule": "command line"} in report["engines"]
+        (found,) = (e for e in report["engines"] if e["tgid"] == child.pid)
+        assert (found["service"], found["rule"], found["vpid"]) == ("llama.cpp", "command line", 0)
+        assert (found["container_id"], found["pod_uid"], found["maps"]) == ("", "", "")
+        program, *libraries = found["libraries"]
+        assert program["path"] == os.path.realpath("/bin/sleep")
+        assert all(lib["state"] == "" for lib in found["libraries"])
+        (libc,) = libraries
+        assert libc["path"].endswith("/libc.so.6")
+        assert len(libc["build_id"]) == 40
         out = run("doctor")[1]
-        assert any(ln.split() == [str(child.pid), "llama.cpp", "command", "line"] for ln in out.splitlines())
+        (line,) = (ln for ln in out.splitlines() if ln.startswith(f"{child.pid} "))
+        assert line.split()[1:5] == ["llama.cpp", "command", "line", "-"]
+        assert f"libc.so.6 ({libc['build_id'][:8]})" in line
     finally:
         child.kill()
         child.wait()

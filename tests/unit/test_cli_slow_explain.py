@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,8 +104,82 @@ def test_slow_table(run: Run, store: Callable[..., Path], make_finding: MakeFind
     assert lines[1] == [*row.split(), "/demo/limited", "00abcdef"]
     assert len(run("slow", "--store", path, "--all")[1].splitlines()) == len(out.splitlines()) + 1
     assert "chat" not in run("slow", "--store", path, "--service", "b")[1]
-    assert run("slow", "--store", path, "--cause", "gpu")[1] == "no slow requests\n"
-    assert run("slow", "--store", path, "--since", "1s")[1] == "no slow requests\n"
+    assert run("slow", "--store", path, "--cause", "gpu")[1] == "no slow or failed requests\n"
+    assert run("slow", "--store", path, "--since", "1s")[1] == "no slow or failed requests\n"
+
+
+def failures(make_finding: MakeFinding) -> list[Finding]:
+    """Return a slow, an ordinary, a refused, a slow and cut, and a killed request."""
+    cut = {"outcome": "reset", "ended_by": "client_close"}
+    killed = {"outcome": "killed", "ended_by": "process_exit", "exit_code": 9, "status": 0}
+    found = [
+        make_finding(1),
+        make_finding(2, slow=False),
+        make_finding(3, slow=False, status=429, outcome="error", ended_by="server"),
+        make_finding(4, **cut),
+        make_finding(5, slow=False, head_ns=0, first_ns=0, **killed),
+    ]
+    found[2].verdict.sentence = "Failed with 429 after 100 ms; no cause takes more time than usual."
+    return found
+
+
+def test_failures_are_listed_with_how_they_ended(
+    run: Run, store: Callable[..., Path], make_finding: MakeFinding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store(*failures(make_finding))
+
+    def listed(*options: str) -> list[tuple[int, str, str, str]]:
+        found = json.loads(run("slow", "--json", "--store", path, *options)[1])
+        return [(f["status"], f["outcome"], f["ended_by"], f["verdict"]["cause"]) for f in found[::-1]]
+
+    slow = (200, "ok", "", "cpu.throttled")
+    refused = (429, "error", "server", "unknown")
+    cut = (200, "reset", "client_close", "cpu.throttled")
+    killed = (0, "killed", "process_exit", "unknown")
+    assert listed() == [slow, refused, cut, killed]
+    assert listed("--failed") == listed("--failed", "--all") == [refused, cut, killed]
+    assert listed("--no-failed") == [slow]
+    assert listed("--no-failed", "--all") == [slow, (200, "ok", "", "unknown")]
+    assert run("slow", "--failed", "--store", path, "--service", "x")[1] == "no failed requests\n"
+
+    def rows() -> list[list[str]]:
+        out = run("slow", "--store", path)[1]
+        return [line.split() for line in out.splitlines() if "01-02" in line][::-1]
+
+    assert [row[5] for row in rows()] == ["200", "429", "reset", "killed"]
+    monkeypatch.setattr("whyspan.cli._options._PIPE_WIDTH", 80)
+    assert [row[4:6] for row in rows()][1:] == [
+        ["429:", "unknown"],
+        ["reset:", "cpu.throttl…"],
+        ["killed:", "unknown"],
+    ]
+
+
+def test_explain_shows_the_ending(run: Run, store: Callable[..., Path], make_finding: MakeFinding) -> None:
+    path = store(*failures(make_finding))
+    out = run("explain", "i-c3-3", "--store", path)[1]
+    assert out.startswith("POST /v1/completions  429  service chat")
+    assert "\nFailed with 429 after 100 ms; no cause takes more time than usual.\n  cause unknown," in out
+    assert "Not slow" not in out
+    assert run("explain", "i-c4-4", "--store", path)[1].startswith(
+        "POST /v1/completions  200 reset (client_close)  service"
+    )
+    assert "  killed (process_exit)  service" in run("explain", "i-c5-5", "--store", path)[1]
+    request = json.loads(run("explain", "i-c5-5", "--json", "--store", path)[1])["request"]
+    assert (request["outcome"], request["ended_by"], request["exit_code"]) == ("killed", "process_exit", 9)
+
+
+def test_a_store_of_before_is_read(run: Run, store: Callable[..., Path], make_finding: MakeFinding) -> None:
+    path = store(make_finding(1))
+    with sqlite3.connect(path) as db:
+        (blob,) = db.execute("SELECT finding FROM findings").fetchone()
+        finding = msgspec.msgpack.decode(blob)
+        for new in ("ended_by", "exit_code", "head", "left_ns"):
+            del finding["request"][new]
+        db.execute("UPDATE findings SET finding = ?", (msgspec.msgpack.encode(finding),))
+    assert run("explain", "0000", "--store", path)[0] == 0
+    (entry,) = json.loads(run("slow", "--json", "--store", path)[1])
+    assert entry["ended_by"] == ""
 
 
 def test_slow_json_is_the_contract(run: Run, store: Callable[..., Path], make_finding: MakeFinding) -> None:
@@ -117,6 +193,8 @@ def test_slow_json_is_the_contract(run: Run, store: Callable[..., Path], make_fi
         "latency_ms": 100.0,
         "ttft_ms": 40.0,
         "status": 200,
+        "outcome": "ok",
+        "ended_by": "",
         "phase": "ttft",
         "verdict": {
             "cause": "cpu.throttled",
@@ -146,6 +224,7 @@ def test_explain_json_is_the_contract(
         "baseline",
         "verdict",
         "ruled_out",
+        "process",
     ]
     assert document["request"]["start"] == "2026-01-02T03:04:05.678Z"
     assert document["request"]["trace_id"] == f"{1:032x}"

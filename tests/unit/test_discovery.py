@@ -22,6 +22,7 @@ from whyspan.discovery import (
     selects,
     unit_of,
 )
+from whyspan.listening import listens
 
 Host = dict[int, Candidate]
 
@@ -351,7 +352,7 @@ def test_a_real_process(server: subprocess.Popen[bytes]) -> None:
     d = Discovery(Targets())
     new, _ = d.scan([server.pid])
     assert [(f.service, f.rule) for f in new] == [("llama.cpp", "command line")]
-    assert not discovery.listens(server.pid)
+    assert not listens(server.pid)
     server.kill()
     server.wait()
     assert d.scan([]) == ([], [server.pid])

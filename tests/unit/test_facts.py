@@ -106,3 +106,13 @@ def test_descriptors_and_cpus() -> None:
     assert fact.kind == "pipe"
     assert facts.fd(1, 3) is None
     assert (facts.cpus_allowed(1), facts.cpus_allowed(9)) == (2, 0)
+
+
+def test_a_thread_seen_yielding_is_a_spinner_until_it_ends() -> None:
+    facts = Facts()
+    b = EventBuilder().out(1, WORKER, 0, flags=8).out(1, LOOP, 0, flags=1)
+    facts.update(Batch(0, b.chunk()), SCHEMA)
+    assert facts.spins(WORKER)
+    assert not facts.spins(LOOP)
+    facts.update(Batch(0, EventBuilder().out(2, LOOP).chunk()), SCHEMA)
+    assert facts.spins(WORKER)  # once is enough

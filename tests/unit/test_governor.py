@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from whyspan_probes import governor, program_stats
-from whyspan_probes.governor import PERIOD_S, WINDOW_S, Budget, Governor
+from whyspan_probes.governor import CONFIRM_S, PERIOD_S, TARGET_WINDOWS, WINDOW_S, Budget, Governor
 from whyspan_probes.loader import Session
 from whyspan_probes.probe import Cost, Probe
 from whyspan_probes.program_stats import RunStats
@@ -73,11 +73,19 @@ class Machine:
                 self.ran[p.fd][1] += p.hits * s
 
     def measure(self, g: Governor, agent: float = 0.0, targets: float = 0.0) -> None:
-        """Take one whole window and go on to the next period."""
+        """Take one whole window, and a second one when that was over budget; go on to the next period."""
+        self.window(g, agent, targets)
+        if g.confirming:
+            self.advance(CONFIRM_S, agent, targets)
+            self.window(g, agent, targets)
+        self.advance(PERIOD_S)
+
+    def window(self, g: Governor, agent: float = 0.0, targets: float = 0.0) -> bool:
+        """Take one window; return whether the governor wants another soon."""
         assert not g.tick(self.now_s)
         self.advance(WINDOW_S, agent, targets)
         assert g.tick(self.now_s)
-        self.advance(PERIOD_S)
+        return g.confirming
 
 
 Make = Callable[..., Machine]
@@ -145,10 +153,26 @@ def test_busy_targets_allow_more(machine: Make) -> None:
     g = m.governor()
     m.measure(g, targets=6)  # 1% of six cores
     assert states(m) == {"a": "attached"}
+    for _ in range(TARGET_WINDOWS - 1):
+        m.measure(g, targets=4)
+        assert states(m) == {"a": "attached"}  # they were busier a moment ago: starved now, perhaps
     m.measure(g, targets=4)
     assert states(m) == {"a": "shed"}
     assert Budget(0.01, 0.02).limit(0.1) == 0.01
     assert Budget(0.01, 0.02).limit(3) == pytest.approx(0.06)
+
+
+def test_a_peak_of_one_window_sheds_nothing(machine: Make) -> None:
+    m = machine(FakeProbe("a", 3, 0.05, 1))
+    g = m.governor()
+    for _ in range(3):
+        assert m.window(g)
+        m.probes[0].core = 0.001
+        m.advance(CONFIRM_S)
+        assert not m.window(g)
+        m.probes[0].core = 0.05
+        m.advance(PERIOD_S)
+    assert states(m) == {"a": "attached"}
 
 
 def test_the_agents_own_use_alone_sheds_nothing(machine: Make) -> None:

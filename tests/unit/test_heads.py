@@ -265,3 +265,19 @@ def test_garbage_within_a_head_never_raises(noise: bytes, line: int) -> None:
 def test_an_upgrade_is_read() -> None:
     (got,) = read(b"GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
     assert (got.malformed, got.route) == (False, "/ws")
+
+
+def test_a_head_that_was_cut_off_keeps_what_its_whole_lines_say() -> None:
+    text = b"POST /v1/completions?key=" + CANARY + b" HTTP/1.1\r\nX-Request-Id: r-1\r\nCookie: " + CANARY
+    end = piece(b"", offset=len(text))
+    (got,) = HeadAssembler(ALLOWED).feed([piece(text, last=False), end])
+    assert (got.cut, got.malformed, got.method, got.route) == (True, True, "POST", "/v1/completions")
+    assert got.headers == {"x-request-id": "r-1"}
+    assert CANARY not in msgspec.json.encode(got)
+    # Within its first line there is no telling where the path would have ended.
+    text = b"POST /v1/" + CANARY
+    (got,) = HeadAssembler(ALLOWED).feed([piece(text, last=False), piece(b"", offset=len(text))])
+    assert (got.cut, got.method, got.route) == (True, "POST", "")
+    # Nor is there where a piece was lost.
+    (got,) = HeadAssembler(ALLOWED).feed([piece(b"x\r\ny\r\n", last=False, offset=9), end])
+    assert (got.cut, got.method, got.route, got.headers) == (True, "", "", {})

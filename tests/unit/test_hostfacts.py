@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from whyspan import hostfacts
+from whyspan.cgroups import Mount
 from whyspan.hostfacts import cgroup_facts, fd_fact, pipe_peer, process_fact, thread_facts
 from whyspan.model import CgroupFact, FdFact, ProcessFact, ThreadFact
 
@@ -118,21 +119,13 @@ def test_real_threads() -> None:
 
 
 @pytest.fixture
-def v1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "cpu"
-    root.mkdir()
-    monkeypatch.setattr(hostfacts, "_CGROUP_V1", (root,))
-    monkeypatch.setattr(hostfacts, "_CGROUP_V2", (tmp_path / "none",))
-    return root
+def v1(tmp_path: Path) -> Mount:
+    return Mount(tmp_path, "/", 1, frozenset({"cpu", "cpuacct"}))
 
 
 @pytest.fixture
-def v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "unified"
-    root.mkdir()
-    monkeypatch.setattr(hostfacts, "_CGROUP_V1", (tmp_path / "none",))
-    monkeypatch.setattr(hostfacts, "_CGROUP_V2", (root,))
-    return root
+def v2(tmp_path: Path) -> Mount:
+    return Mount(tmp_path, "/", 2, frozenset())
 
 
 def set_v1(folder: Path, quota: str, period: str = "100000") -> None:
@@ -146,23 +139,23 @@ def set_v2(folder: Path, text: str) -> None:
     (folder / "cpu.max").write_text(text + "\n")
 
 
-def test_quotas_of_v1(v1: Path) -> None:
-    set_v1(v1, "-1")
-    set_v1(v1 / "a", "20000")
-    set_v1(v1 / "a/b", "-1")
-    assert cgroup_facts("/a/b") == [
+def test_quotas_of_v1(v1: Mount) -> None:
+    set_v1(v1.point, "-1")
+    set_v1(v1.point / "a", "20000")
+    set_v1(v1.point / "a/b", "-1")
+    assert cgroup_facts("/a/b", [v1]) == [
         CgroupFact("/a/b", 0, 0),
         CgroupFact("/a", 20000, 100000),
         CgroupFact("/", 0, 0),
     ]
-    set_v1(v1 / "a/b", "5000", "50000")  # somebody has just set one
-    assert cgroup_facts("/a/b")[0] == CgroupFact("/a/b", 5000, 50000)
+    set_v1(v1.point / "a/b", "5000", "50000")  # somebody has just set one
+    assert cgroup_facts("/a/b", [v1])[0] == CgroupFact("/a/b", 5000, 50000)
 
 
-def test_quotas_of_v2(v2: Path) -> None:
-    set_v2(v2 / "a", "20000 100000")
-    set_v2(v2 / "a/b", "max 100000")
-    assert cgroup_facts("/a/b") == [
+def test_quotas_of_v2(v2: Mount) -> None:
+    set_v2(v2.point / "a", "20000 100000")
+    set_v2(v2.point / "a/b", "max 100000")
+    assert cgroup_facts("/a/b", [v2]) == [
         CgroupFact("/a/b", 0, 0),
         CgroupFact("/a", 20000, 100000),
         CgroupFact("/", 0, 0),  # the root has no such file
@@ -170,16 +163,56 @@ def test_quotas_of_v2(v2: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "max", "1 2 3", "x y", "-5 100000", "1.5 2"])
-def test_a_quota_that_is_none(v2: Path, text: str) -> None:
-    set_v2(v2 / "a", text)
-    assert cgroup_facts("/a")[0] == CgroupFact("/a", 0, 0)
+def test_a_quota_that_is_none(v2: Mount, text: str) -> None:
+    set_v2(v2.point / "a", text)
+    assert cgroup_facts("/a", [v2])[0] == CgroupFact("/a", 0, 0)
 
 
 @pytest.mark.parametrize("path", ["/", "", "a", "a/b", "//", "/gone/for/good", "/../../x"])
-def test_odd_cgroup_paths_end(v2: Path, path: str) -> None:
-    facts = cgroup_facts(path)
+def test_odd_cgroup_paths_end(v2: Mount, path: str) -> None:
+    facts = cgroup_facts(path, [v2])
     assert len(facts) <= 5
     assert all(isinstance(f, CgroupFact) and f.quota_us == 0 for f in facts)
+
+
+def test_nothing_outside_of_the_mounted_tree_is_read(tmp_path: Path) -> None:
+    inner = Mount(tmp_path / "cgroup", "/", 2, frozenset())
+    set_v2(tmp_path / "secret", "20000 100000")
+    assert cgroup_facts("/../secret", [inner])[0] == CgroupFact("/../secret", 0, 0)
+    outer = Mount(tmp_path, "/..", 2, frozenset())  # as a container sees the host's tree mounted into it
+    assert cgroup_facts("/../secret", [inner, outer])[0] == CgroupFact("/../secret", 20000, 100000)
+
+
+def test_a_process_in_a_container(proc: Path) -> None:
+    cid, uid = "5d" * 32, "2c48913c-b29f-11e7-9350-020968147796"
+    folder = proc / str(GONE)
+    (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{cid}\n")
+    (folder / "status").write_text(f"Name:\tx\nNStgid:\t{GONE}\t17\t1\nNSpid:\t{GONE}\t17\t1\n")
+    fact = process_fact(GONE, "svc", proc)
+    assert fact is not None
+    assert (fact.container_id, fact.pod_uid, fact.vpid) == (cid, uid, 1)
+    assert fact.cgroup == f"/kubepods/burstable/pod{uid}/{cid}"
+    # Version 1: the CPU controller may know nothing of it.
+    (folder / "cgroup").write_text(f"3:memory:/docker/{cid}\n2:cpu:/\n0::/\n")
+    for nspid in (f"NSpid:\t{GONE}\n", "NSpid:\t1\tx\n", "NSpid:\n", ""):
+        (folder / "status").write_text(nspid)
+        fact = process_fact(GONE, "svc", proc)
+        assert fact is not None
+        assert (fact.container_id, fact.pod_uid, fact.vpid, fact.cgroup) == (cid, "", 0, "/")
+
+
+def test_the_kernels_inode_number_beats_what_stat_says(proc: Path, tmp_path: Path) -> None:
+    # On an overlay the two differ, and the probes have the kernel's.
+    log = tmp_path / "server.log"
+    log.touch()
+    for name in ("fd", "fdinfo"):
+        (proc / str(GONE) / name).mkdir()
+    (proc / str(GONE) / "fd" / "3").symlink_to(log)
+    (proc / str(GONE) / "fdinfo" / "3").write_text("pos:\t0\nflags:\t0100001\nmnt_id:\t9\nino:\t4711\n")
+    assert fd_fact(GONE, 3, 4711, proc) == FdFact(GONE, 3, 4711, "file", str(log))
+    assert fd_fact(GONE, 3, log.stat().st_ino, proc) is None
+    (proc / str(GONE) / "fdinfo" / "3").write_text("pos:\t0\n")  # before Linux 5.14
+    assert fd_fact(GONE, 3, log.stat().st_ino, proc) is not None
 
 
 def inode(fd: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 from whyspan import heads
 from whyspan_probes.btf import Btf
 from whyspan_probes.errors import ProbeError
-from whyspan_probes.features import KERNEL_BTF
+from whyspan_probes.kernel_btf import OWN
 from whyspan_probes.loader import KINDS_PER_PROBE, event_types, program_sections
 from whyspan_probes.probe import Cost, Hook, Probe
 from whyspan_probes.registry import Found, discover
@@ -167,7 +167,7 @@ def test_an_unknown_struct_is_refused(btf_of: Callable[[Found], Btf]) -> None:
         btf_of(sched()).struct_dtype("no_such_struct")
 
 
-@pytest.mark.skipif(not KERNEL_BTF.exists(), reason="needs a kernel with BTF")
+@pytest.mark.skipif(not OWN.exists(), reason="needs a kernel with BTF")
 def test_a_struct_no_record_can_carry_is_refused() -> None:
     kernel = Btf.of_kernel()
     try:

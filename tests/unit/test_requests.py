@@ -12,8 +12,16 @@ from whyspan.facts import Facts
 from whyspan.model import Batch, ProcessFact, Request
 from whyspan.requests import RequestTable
 
-from tests.unit.timeline import COOKIE, LOOP, SERVER, WORKER, ns
-from tests.unit.wire import SCHEMA, TCP_CLOSE_WAIT, Wire
+from tests.unit.timeline import COOKIE, HOG, LOOP, SERVER, WORKER, ns
+from tests.unit.wire import (
+    SCHEMA,
+    TCP_CLOSE,
+    TCP_CLOSE_WAIT,
+    TCP_FIN_WAIT1,
+    TCP_FIN_WAIT2,
+    TCP_LAST_ACK,
+    Wire,
+)
 
 OTHER = 300
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-00"
@@ -59,6 +67,7 @@ def test_a_request_from_head_to_last_byte() -> None:
         route="/v1/completions",
         status=200,
         outcome="ok",
+        ended_by="server",
         start_ns=ns(5),
         recv_ns=ns(8),
         head_ns=ns(20),
@@ -115,7 +124,15 @@ def test_an_interim_response_ends_nothing_and_the_final_one_counts() -> None:
 
 @pytest.mark.parametrize(
     ("status", "outcome"),
-    [(200, "ok"), (404, "ok"), (429, "error"), (499, "ok"), (500, "error"), (503, "error")],
+    [
+        (200, "ok"),
+        (399, "ok"),
+        (400, "error"),
+        (404, "error"),
+        (429, "error"),
+        (500, "error"),
+        (503, "error"),
+    ],
 )
 def test_outcome_by_status(status: int, outcome: str) -> None:
     (r,) = feed(table(), *Wire().ask(0).done(5, status).batches(9))
@@ -157,9 +174,13 @@ def test_a_process_that_dies_takes_its_requests_with_it() -> None:
     w.add("sched_exit", 10, WORKER, aux=0)  # one thread: not the process
     w.add("sched_exit", 20, LOOP, aux=1, exit_code=9)
     t = table()
-    found = feed(t, *w.batches(30))
-    assert [(r.cookie, r.outcome, r.end_ns) for r in found] == [(1, "killed", ns(20)), (2, "killed", ns(20))]
+    assert feed(t, *w.batches(30)) == []  # their connections may still tell how far they were
     assert [r.cookie for r in t.open_requests()] == [3]
+    found = feed(t, *Wire().batches(1020, facts=False))
+    assert [(r.cookie, r.outcome, r.ended_by, r.exit_code, r.end_ns) for r in found] == [
+        (1, "killed", "process_exit", 9, ns(20)),
+        (2, "killed", "process_exit", 9, ns(20)),
+    ]
 
 
 def test_a_response_whose_framing_was_lost() -> None:
@@ -249,9 +270,132 @@ def test_any_order_and_loss_of_marks_keeps_the_books(seed: int) -> None:
             w.state(ms, cookie=cookie, aux=random_.randrange(2))
         else:
             w.add("sched_exit", ms, LOOP, aux=random_.randrange(2))
-    found = feed(t, *w.batches(30, 60, 100))
+    found = feed(t, *w.batches(30, 60, 100)) + t.flush(Facts())
     assert len(found) + len(t.open_requests()) + t.forgotten == len(w.heads)
+    assert len({id(r) for r in found}) == len(found)
     for r in found:
         assert (r.start_ns, r.cookie, r.seq) in asked
         assert r.end_ns >= r.start_ns
         assert r.outcome != "open"
+
+
+def test_what_is_newer_than_the_drain_waits_for_what_may_be_older() -> None:
+    # The exit came on a ring that was drained before the one that tells of the connection's end.
+    w = Wire().ask(0).state(20, TCP_FIN_WAIT1)
+    early = w.batches(30)[0]
+    early.now_ns = ns(10)
+    t = table()
+    assert feed(t, early) == []
+    (r,) = feed(t, *Wire().exit(19).batches(50))
+    assert (r.outcome, r.ended_by, r.end_ns) == ("killed", "process_exit", ns(19))
+
+
+def test_flush_ends_what_still_waits() -> None:
+    batch = Wire().ask(0).ask(1, cookie=2, tgid=OTHER, tid=OTHER).done(20).exit(21, OTHER).batches(30)[0]
+    batch.now_ns = ns(10)
+    t = table()
+    assert feed(t, batch) == []
+    found = t.flush(Facts())
+    assert [(r.outcome, r.end_ns) for r in found] == [("ok", ns(20)), ("killed", ns(21))]
+    assert t.flush(Facts()) == []
+
+
+def test_how_far_a_response_was_when_it_was_cut_off() -> None:
+    w = Wire().ask(0).status(5).done(20, first_ms=6, chunks=14, size=700, tid=WORKER, flags=2)
+    w.state(20, aux=1)
+    (r,) = feed(table(), *w.batches(30))
+    assert (r.outcome, r.ended_by, r.status, r.chunks, r.response_bytes) == (
+        "reset",
+        "client_reset",
+        200,
+        14,
+        700,
+    )
+    assert (r.first_ns, r.end_ns, r.end_tid) == (ns(6), ns(20), LOOP)  # whoever ran then is not the writer
+
+
+def test_how_far_a_response_was_when_its_process_was_killed() -> None:
+    w = Wire().ask(0).status(5).exit(20)
+    w.done(20.1, first_ms=6, chunks=3, flags=2, tid=0).state(20.1, TCP_FIN_WAIT1).state(20.2, old_state=4)
+    t = table()
+    (r,) = feed(t, *w.batches(30))
+    assert (r.outcome, r.ended_by, r.exit_code, r.chunks, r.end_ns) == (
+        "killed",
+        "process_exit",
+        9,
+        3,
+        ns(20),
+    )
+    # One that only the connection's end would have ended was not whole either.
+    w = Wire().ask(100, seq=1).status(105, seq=1).exit(120)
+    w.done(120.1, seq=1, chunks=5, flags=1).state(120.1, TCP_FIN_WAIT1)
+    (r,) = feed(t, *w.batches(130, facts=False))
+    assert (r.outcome, r.chunks, r.end_ns) == ("killed", 5, ns(120))
+
+
+def test_a_response_that_another_process_finishes_is_whole() -> None:
+    w = Wire().ask(0).exit(20).done(30, tid=WORKER)
+    (r,) = feed(table(), *w.batches(50))
+    assert (r.outcome, r.ended_by, r.exit_code, r.end_ns) == ("ok", "server", 0, ns(30))
+
+
+def test_when_the_client_left_is_kept() -> None:
+    w = Wire().ask(0).state(5, TCP_CLOSE_WAIT).state(9, TCP_LAST_ACK, old_state=TCP_CLOSE_WAIT)
+    (r,) = feed(table(), *w.batches(20))
+    assert (r.outcome, r.ended_by, r.left_ns, r.end_ns) == ("reset", "client_close", ns(5), ns(9))
+    # It only closed its side: the answer is whole.
+    w = Wire().ask(0).state(5, TCP_CLOSE_WAIT).done(9).state(9, TCP_LAST_ACK, old_state=TCP_CLOSE_WAIT)
+    (r,) = feed(table(), *w.batches(20))
+    assert (r.outcome, r.ended_by, r.left_ns) == ("ok", "server", ns(5))
+
+
+def test_the_servers_close_ends_its_requests_at_once() -> None:
+    # The client may keep its side open for a minute more.
+    w = Wire().ask(0).ask(1, seq=1).state(9, TCP_FIN_WAIT1).state(60_000, TCP_CLOSE, old_state=TCP_FIN_WAIT2)
+    found = feed(table(), *w.batches(100))
+    assert [(r.seq, r.ended_by, r.end_ns) for r in found] == [
+        (0, "server_close", ns(9)),
+        (1, "server_close", ns(9)),
+    ]
+
+
+@pytest.mark.parametrize(("fields", "state"), [({}, "whole"), ({"malformed": True}, "malformed")])
+def test_the_state_of_the_head(fields: dict[str, bool], state: str) -> None:
+    (r,) = feed(table(), *Wire().ask(0, **fields).done(5, 400).batches(9))
+    assert (r.head, r.outcome) == (state, "error")
+
+
+def test_a_head_that_was_cut_off_with_its_connection() -> None:
+    # The kernel sends the head's end and the connection's end with one time.
+    w = Wire().ask(7, first_ns=ns(2), recv_ns=ns(3), malformed=True, cut=True).state(7, TCP_CLOSE, aux=1)
+    (r,) = feed(table(), *w.batches(9))
+    assert (r.head, r.start_ns, r.recv_ns, r.end_ns, r.ended_by) == (
+        "cut",
+        ns(2),
+        ns(3),
+        ns(7),
+        "client_reset",
+    )
+
+
+def test_a_request_that_nobody_read_belongs_to_who_reads_that_port() -> None:
+    w = Wire().ask(0).done(1)
+    w.unread(50, 20, cookie=9, tid=HOG).state(50, cookie=9, error=104)  # the hog had the CPU
+    ok, r = feed(table(), *w.batches(90))
+    assert ok.outcome == "ok"
+    assert (r.head, r.method, r.route, r.service, r.tgid) == ("unread", "", "", "svc", SERVER)
+    assert (r.start_ns, r.end_ns, r.outcome, r.ended_by) == (ns(20), ns(50), "reset", "client_reset")
+
+
+def test_a_request_that_nobody_read_before_its_process_was_killed() -> None:
+    w = Wire().ask(0).done(1).exit(50).unread(50.1, 20, cookie=9, tid=LOOP).state(50.1, cookie=9)
+    _, r = feed(table(), *w.batches(90))
+    assert (r.head, r.outcome, r.ended_by, r.exit_code) == ("unread", "killed", "process_exit", 9)
+    assert (r.start_ns, r.end_ns) == (ns(20), ns(50))
+
+
+def test_a_number_used_again_by_another_process_is_not_taken_for_the_dead_one() -> None:
+    t = table()
+    feed(t, *Wire().exit(50).batches(90))
+    w = Wire().ask(5000).done(5001).ask(5002, cookie=3).state(5003, TCP_FIN_WAIT1, cookie=3)
+    assert [r.outcome for r in feed(t, *w.batches(9000, facts=False))] == ["ok", "reset"]

@@ -36,8 +36,8 @@ _MARKS: dict[str, list[tuple[str, str]]] = {
         ("new_state", "<u4"),
         ("lport", "<u2"),
         ("rport", "<u2"),
-        ("_pad", "<u4"),
-        ("_pad2", "<u8"),
+        ("error", "<u4"),
+        ("_pad", "<u8"),
     ],
     "http_head_lost": [
         ("cookie", "<u8"),
@@ -46,7 +46,7 @@ _MARKS: dict[str, list[tuple[str, str]]] = {
         ("lport", "<u2"),
         ("rport", "<u2"),
         ("_pad", "<u4"),
-        ("_pad2", "<u8"),
+        ("first_ns", "<u8"),
     ],
     "sched_exit": [("exit_code", "<u4"), ("_pad", "<u4"), ("comm", "S16"), ("_pad2", "<u8")],
 }
@@ -62,7 +62,7 @@ SCHEMA = Schema(
     ]
 )
 
-TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
+TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK = 1, 4, 5, 7, 8, 9
 FACTS: list[Fact] = [
     ProcessFact(SERVER, "server", service="svc", cgroup="/svc/web", cpus_allowed=2),
     ThreadFact(LOOP, SERVER, "loop"),
@@ -157,9 +157,45 @@ class Wire(EventBuilder):
             flags=flags,
         )
 
-    def state(self, ms: float, new_state: int = TCP_CLOSE, cookie: int = COOKIE, aux: int = 0) -> Wire:
+    def state(
+        self,
+        ms: float,
+        new_state: int = TCP_CLOSE,
+        cookie: int = COOKIE,
+        aux: int = 0,
+        *,
+        old_state: int = TCP_ESTABLISHED,
+        error: int = 0,
+    ) -> Wire:
         """The connection changes state; ``aux=1`` a reset is received."""
-        return self.add("sock_state", ms, 0, aux=aux, cookie=cookie, new_state=new_state)
+        return self.add(
+            "sock_state",
+            ms,
+            0,
+            aux=aux,
+            cookie=cookie,
+            old_state=old_state,
+            new_state=0 if aux else new_state,
+            error=error,
+        )
+
+    def unread(self, ms: float, first_ms: float, cookie: int = COOKIE, seq: int = 0, tid: int = 0) -> Wire:
+        """A connection ends with a request that nobody read; its end must follow."""
+        return self.add(
+            "http_head_lost",
+            ms,
+            tid,
+            aux=3,
+            cookie=cookie,
+            seq=seq,
+            bytes=99,
+            lport=8000,
+            first_ns=ns(first_ms),
+        )
+
+    def exit(self, ms: float, tid: int = LOOP, exit_code: int = 9) -> Wire:
+        """The thread's process ends."""
+        return self.add("sched_exit", ms, tid, aux=1, exit_code=exit_code)
 
     def woken(self, ms: float) -> Wire:
         """The loop has just got a CPU because data came."""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from whyspan.causes.goes import Go, long_goes
+from whyspan.containers import short
 from whyspan.critical_path import PathSegment
 from whyspan.facts import Facts
 from whyspan.model import FdFact, Request
@@ -20,7 +21,7 @@ MS: Final = 1_000_000
 _KERNEL_THREAD: Final = 8  # aux of block_done
 # Instants at which the demand for CPUs is sampled, per segment and per request.
 _SAMPLES: Final = 3
-_MAX_DEMANDS: Final = 32
+_MAX_DEMANDS: Final = 8
 
 
 class BlockIo(NamedTuple):
@@ -58,6 +59,16 @@ class Context:
     def process_label(self, tgid: int, tid: int = 0) -> str:
         """Return the name of a process."""
         return self.facts.comm(tgid, tid)
+
+    def where(self, tgid: int) -> str:
+        """Return in which container, or else cgroup, a process is; empty when that is not known or says nothing."""
+        other, own = self.facts.process(tgid), self.facts.process(self.request.tgid)
+        if other is None:
+            return ""
+        if other.container_id:
+            same = own is not None and own.container_id == other.container_id
+            return "in the same container" if same else f"in container {short(other.container_id)}"
+        return f"cgroup {other.cgroup}" if other.cgroup not in ("", "/") else ""
 
     def cpus(self) -> int:
         """Return how many CPUs the service may use; 0 when not known."""

@@ -37,11 +37,10 @@ class _CpuRunqueue:
         if rival is None or rival.tgid in ctx.service_tgids:
             return None
         name = ctx.process_label(rival.tgid, rival.tid)
-        cgroup = ctx.facts.cgroup(rival.tgid)
         return Claim(
             self.id,
             f"CPU used by {name} ({rival.tgid})",
-            Culprit(kind="process", name=name, tgid=rival.tgid, detail=f"cgroup {cgroup}" if cgroup else ""),
+            Culprit(kind="process", name=name, tgid=rival.tgid, detail=ctx.where(rival.tgid)),
         )
 
     def rule_out(self, path: Path, ctx: Context) -> str:

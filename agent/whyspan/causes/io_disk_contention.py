@@ -73,9 +73,8 @@ def _culprit(io: BlockIo, ctx: Context) -> Culprit:
     if io.other_tid and io.others_bytes > io.own_bytes:
         name = ctx.process_label(io.other_tgid, io.other_tid)
         moved = f"{io.other_bytes / 1e6:.1f} of {io.total_bytes / 1e6:.1f} MB on {_device(io)}"
-        return Culprit(
-            kind="process", name=name, tgid=io.other_tgid, tid=io.other_tid, detail=f"{moved}; {latency}"
-        )
+        detail = "; ".join(filter(None, (ctx.where(io.other_tgid), moved, latency)))
+        return Culprit(kind="process", name=name, tgid=io.other_tgid, tid=io.other_tid, detail=detail)
     return Culprit(kind="file", name=_device(io), detail=latency)
 
 

@@ -29,6 +29,16 @@ def config_option(function: F) -> F:
     return click.option("--config", "config_path", type=_PATH, help="Configuration file (TOML).")(function)
 
 
+def btf_option(function: F) -> F:
+    """Add ``--btf FILE``, passed as ``btf``, absolute."""
+
+    def absolute(_ctx: click.Context, _option: click.Parameter, value: Path | None) -> Path | None:
+        return None if value is None else value.absolute()
+
+    text = "BTF of this kernel, where it has none of its own."
+    return click.option("--btf", type=_PATH, metavar="FILE", callback=absolute, help=text)(function)
+
+
 def store_options(function: F) -> F:
     """Add ``--config FILE`` and ``--store FILE``, passed as ``config_path`` and ``store_path``."""
     option = click.option(

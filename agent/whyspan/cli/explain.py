@@ -71,26 +71,30 @@ def _document(stored: Stored) -> dict[str, Any]:
         "baseline": finding.baseline,
         "verdict": msgspec.to_builtins(finding.verdict),
         "ruled_out": msgspec.to_builtins(finding.ruled_out),
+        "process": msgspec.to_builtins(finding.process),
     }
 
 
 def _report(stored: Stored) -> list[str]:
     from whyspan import clock
     from whyspan.cli import _timeline
+    from whyspan.model import FAILED
     from whyspan.text import clean
 
     f = stored.finding
     r, v = f.request, f.verdict
+    failed = r.outcome in FAILED
     out = [
-        f"{clean(r.method, 10)} {clean(r.route, 100)}  {r.status or clean(r.outcome, 10)}"
+        f"{clean(r.method, 10)} {clean(r.route, 100)}  {_status(stored)}"
         f"  service {clean(r.service, 40)}  {clock.rfc3339(stored.start_unix_ns)}",
         f"trace {clean(r.trace_id, 32)} ({clean(r.trace_id_source, 20)})"
         + (f"  request id {clean(r.request_id, 64)}" if r.request_id else ""),
         _times(stored),
+        *_process(stored),
         "",
     ]
-    if f.slow:
-        out.append(clean(v.sentence or f"The cause is {v.cause}.", 400))
+    if f.slow or failed:
+        out.append(clean(v.sentence or f"The cause is {v.cause}.", 600))
         facts = [f"cause {clean(v.cause, 40)}", f"excess {v.excess_ms:.1f} ms ({v.share:.0%} of all excess)"]
         facts += [f"confidence {v.confidence:.2f}"] + ([f"phase {clean(f.phase, 20)}"] if f.phase else [])
         out.append("  " + ", ".join(facts))
@@ -106,6 +110,32 @@ def _report(stored: Stored) -> list[str]:
     block = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
     out += _timeline.lines(f.segments, r.start_ns, f.wall_ns, block)
     return out
+
+
+def _status(stored: Stored) -> str:
+    """Return the status and, unless the answer was whole, how the request ended and by whose doing."""
+    from whyspan.model import UNFINISHED
+    from whyspan.text import clean
+
+    r = stored.finding.request
+    if r.outcome not in UNFINISHED:
+        return str(r.status) if r.status else clean(r.outcome, 10)
+    by = f" ({clean(r.ended_by, 20)})" if r.ended_by else ""
+    return f"{r.status} " * bool(r.status) + clean(r.outcome, 10) + by
+
+
+def _process(stored: Stored) -> list[str]:
+    """Return the line that says where the request was served, when that was in a container."""
+    from whyspan.containers import short
+    from whyspan.text import clean
+
+    p = stored.finding.process
+    if p is None or not (p.container_id or p.pod_uid):
+        return []
+    parts = [f"container {short(clean(p.container_id, 64))}"] * bool(p.container_id)
+    parts += [f"pod {clean(p.pod_uid, 64)}"] * bool(p.pod_uid)
+    inside = f" ({p.vpid} inside)" if p.vpid else ""
+    return [", ".join([*parts, f"process {clean(p.comm, 64)} {p.tgid}{inside}"])]
 
 
 def _times(stored: Stored) -> str:

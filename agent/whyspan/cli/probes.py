@@ -17,19 +17,25 @@ from whyspan.text import clean
 @click.option("--fields", is_flag=True, help="Also list every event and field with its meaning.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, config_path: Path | None, store_path: Path | None, fields: bool, as_json: bool) -> None:
-    """List the probes: state, hook used, hits per second, ns per hit, share of a core, drops."""
+    """List the probes: state, hook used, hits per second, ns per hit, share of a core, drops; and what is sent."""
     from whyspan.errors import StoreError
 
+    status, exporter = {}, {}
     try:
         with open_reader(config_path, store_path) as reader:
-            status = reader.status()
+            status, exporter = reader.status(), reader.exporter_status()
     except StoreError:
-        status = {}
+        pass
     rows = _rows(status)
+    sinks = exporter.get("sinks", {})
     if as_json:
-        click.echo(json.dumps({"status": status, "probes": rows}, indent=2))
+        otlp = {"enabled": "otlp" in sinks, **sinks.get("otlp", {})}
+        report = {"status": status, "exporter": exporter, "otlp": otlp, "probes": rows}
+        click.echo(json.dumps(report, indent=2))
         return
     _print(rows, status, fields)
+    if exporter:
+        console().print("\n" + "\n".join(_otlp_lines(sinks.get("otlp"))))
 
 
 def _rows(status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -96,3 +102,30 @@ def _print(rows: list[dict[str, Any]], status: dict[str, Any], fields: bool) -> 
                 out.print(f"  {event}")
                 for name, meaning in payload.items():
                     out.print(f"    {name:<16} {meaning}")
+
+
+def _otlp_lines(otlp: dict[str, Any] | None) -> list[str]:
+    """What is sent where by OTLP, and the last error, in one line each."""
+    from whyspan.clock import rfc3339
+
+    if otlp is None:
+        return ["otlp: off; set otlp.endpoint or OTEL_EXPORTER_OTLP_ENDPOINT to send spans and metrics"]
+    lines = [f"otlp: {otlp['problem']}"] if otlp.get("problem") else []
+    for signal, item in (("traces", "spans"), ("metrics", "exports")):
+        s = otlp.get(signal)
+        if not isinstance(s, dict):
+            lines.append(f"otlp {signal}: off")
+            continue
+        line = (
+            f"otlp {signal}: {s.get('protocol')} to {s.get('endpoint')}; {s.get('sent', 0):,} {item} sent, "
+            f"{s.get('failed', 0):,} failed, {s.get('dropped', 0):,} dropped"
+        )
+        if signal == "traces":
+            line += f", {s.get('queued', 0):,} queued; {s.get('kept_local', 0):,} requests kept local"
+        else:
+            line += f", one every {s.get('interval_s', 0):g} s"
+        lines.append(line)
+        if s.get("last_error"):
+            since = "failing, last error" if s.get("failing") else "last error"
+            lines.append(f"  {since} at {rfc3339(s.get('last_error_unix_ns', 0))}: {s['last_error']}")
+    return [clean(line, 600) for line in lines]

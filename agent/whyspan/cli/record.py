@@ -7,12 +7,16 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from whyspan.cli._options import config_option, console
+from whyspan.cli._options import btf_option, config_option, console
 from whyspan.errors import ConfigError, WhyspanError
+from whyspan.text import clean
+
+if TYPE_CHECKING:
+    from whyspan_probes.state import ProbeState
 
 
 @click.command(name="record")
@@ -29,6 +33,7 @@ from whyspan.errors import ConfigError, WhyspanError
     "--pid", "pids", type=click.IntRange(min=1), multiple=True, help="Watch this process (repeatable)."
 )
 @click.option("--max-mb", type=click.IntRange(1), default=1024, show_default=True, help="Stop at this size.")
+@btf_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,
@@ -37,6 +42,7 @@ def command(
     seconds: float,
     pids: tuple[int, ...],
     max_mb: int,
+    btf: Path | None,
     as_json: bool,
 ) -> None:
     """Record the events of the watched processes until the time is up or Ctrl-C.
@@ -50,12 +56,15 @@ def command(
     from whyspan.config import load_config
     from whyspan.discovery import Discovery
     from whyspan.pipeline.collector import header_of
+    from whyspan.pipeline.settings import kernel_btf
     from whyspan.pipeline.source import LiveSource
     from whyspan.recording import Writer
 
     overrides: dict[str, Any] = {}
     if pids:
         overrides["targets"] = {"match": [{"pid": p} for p in pids], "auto": False}
+    if btf:
+        overrides["collector"] = {"btf": str(btf)}
     config = load_config(config_path, overrides)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,6 +76,8 @@ def command(
             ring_bytes=config.collector.ring_bytes,
             header_allow=config.collector.header_allow,
             disabled=config.collector.disable_probes,
+            kernel=kernel_btf(config.collector.btf),
+            progress=_tell,
         )
     except (ProbeFrameworkError, PermissionError) as e:
         raise WhyspanError(f"cannot attach: {e}") from e
@@ -110,3 +121,9 @@ def command(
         if as_json
         else f"{output}: {events:,} events, {heads:,} requests, {lost:,} lost, {writer.bytes / 1e6:.1f} MB"
     )
+
+
+def _tell(state: ProbeState) -> None:
+    """Say of a probe what will be missing from the recording."""
+    if state.state in ("failed", "partial"):
+        click.echo(f"whyspan: probe {state.name}: {state.state}: {clean(state.reason, 500)}", err=True)

@@ -13,14 +13,15 @@ from whyspan.text import clean
 
 @click.command(name="replay")
 @click.argument("recording", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--all", "ordinary", is_flag=True, help="Also the sampled requests that were not slow.")
+@click.option("--all", "ordinary", is_flag=True, help="Also the sampled requests, neither slow nor failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the findings as `explain` has them.")
 def command(*, recording: Path, ordinary: bool, as_json: bool) -> None:
     """Run recorder, critical path, causes and verdict on RECORDING."""
+    from whyspan.model import FAILED, UNFINISHED
     from whyspan.pipeline.replay import replay
 
     result = replay(recording)
-    findings = [f for f in result.findings if ordinary or f.slow]
+    findings = [f for f in result.findings if ordinary or f.slow or f.request.outcome in FAILED]
     if result.torn:
         click.echo(f"whyspan: {recording}: {result.torn}; replayed what came before", err=True)
     if as_json:
@@ -35,13 +36,14 @@ def command(*, recording: Path, ordinary: bool, as_json: bool) -> None:
         "trace", "service", "latency", "status", "cause", "excess", "culprit", box=None, pad_edge=False
     )
     for f in findings:
-        v = f.verdict
+        v, r = f.verdict, f.request
+        judged = f.slow or r.outcome in FAILED
         table.add_row(
-            f.request.trace_id[:12],
-            clean(f.request.service, 24),
+            r.trace_id[:12],
+            clean(r.service, 24),
             f"{f.wall_ns / 1e6:.0f} ms",
-            str(f.request.status or f.request.outcome),
-            v.cause if f.slow else "-",
+            r.outcome if r.outcome in UNFINISHED else str(r.status or r.outcome),
+            v.cause if judged else "-",
             f"{v.excess_ms:.0f} ms" if f.slow else "",
             clean(v.culprit.name, 40),
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from whyspan.cli._options import config_option
+from whyspan.cli._options import btf_option, config_option
 from whyspan.errors import ConfigError
 
 
@@ -24,6 +24,7 @@ from whyspan.errors import ConfigError
 @click.option("--service", default="", help="The service name of the processes named by these options.")
 @click.option("--auto/--no-auto", default=None, help="Also look for known inference servers.")
 @click.option("--record", type=click.Path(dir_okay=False), help="Write everything to a recording too.")
+@btf_option
 @click.option("--state-dir", type=click.Path(file_okay=False), help="Folder of the store and the socket.")
 @click.option(
     "--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Set any key of the file."
@@ -39,6 +40,7 @@ def command(
     service: str,
     auto: bool | None,
     record: str | None,
+    btf: Path | None,
     state_dir: str | None,
     settings: tuple[str, ...],
     verbose: bool,
@@ -65,6 +67,8 @@ def command(
         overrides.setdefault("targets", {})["auto"] = auto
     if record:
         overrides.setdefault("collector", {})["record"] = str(Path(record).absolute())
+    if btf:
+        overrides.setdefault("collector", {})["btf"] = str(btf)
     if state_dir:
         overrides.setdefault("run", {})["state_dir"] = str(Path(state_dir).absolute())
     log.setup(verbose)

@@ -23,7 +23,12 @@ _WIDE = 130  # columns of the terminal
 @click.option("--cause", default="", help="Only this cause, or all below it (cpu, io, ...).")
 @click.option("--since", default="", metavar="AGE", help="Only requests of the last 90s, 10m, 2h, 7d.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
-@click.option("--all", "ordinary", is_flag=True, help="Also the sampled requests that were not slow.")
+@click.option(
+    "--failed/--no-failed",
+    default=None,
+    help="Only requests that failed (an error status, cut off, killed), or none of them.",
+)
+@click.option("--all", "ordinary", is_flag=True, help="Also the sampled requests, neither slow nor failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,
@@ -33,23 +38,30 @@ def command(
     cause: str,
     since: str,
     limit: int,
+    failed: bool | None,
     ordinary: bool,
     as_json: bool,
 ) -> None:
-    """List the newest slow requests with the cause of each."""
+    """List the newest slow and failed requests with the cause of each."""
     from whyspan.clock import now_unix_ns
 
     oldest = now_unix_ns() - duration_ns(since) if since else 0
     with open_reader(config_path, store_path) as reader:
         found = reader.newest(
-            service=service, cause=cause, since_unix_ns=oldest, limit=limit, ordinary=ordinary
+            service=service,
+            cause=cause,
+            since_unix_ns=oldest,
+            limit=limit,
+            ordinary=ordinary,
+            failed=failed,
         )
     if as_json:
         click.echo(json.dumps([_entry(s) for s in found], indent=2))
     elif found:
         _print_table(found)
     else:
-        click.echo("no slow requests" if not ordinary else "no requests")
+        kind = "failed " if failed else "" if ordinary else "slow or failed " if failed is None else "slow "
+        click.echo(f"no {kind}requests")
 
 
 def _entry(stored: Stored) -> dict[str, Any]:
@@ -65,6 +77,8 @@ def _entry(stored: Stored) -> dict[str, Any]:
         "latency_ms": finding.wall_ns / 1e6,
         "ttft_ms": (request.first_ns - request.start_ns) / 1e6 if request.first_ns else None,
         "status": request.status,
+        "outcome": request.outcome,
+        "ended_by": request.ended_by,
         "phase": finding.phase,
         "verdict": {
             "cause": verdict.cause,
@@ -100,7 +114,7 @@ def _print_table(found: list[Stored]) -> None:
             min_width=column.min_width or None,
         )
     for stored in found:
-        cells = _cells(stored)
+        cells = _cells(stored, narrow=out.width < _WIDE)
         table.add_row(*(cells[column.title] for column in shown))
     out.print(table)
 
@@ -116,7 +130,7 @@ _COLUMNS = (
     _Column("start (UTC)", min_width=14),
     _Column("service"),
     _Column("route", wide_only=True),
-    _Column("status", number=True, wide_only=True),
+    _Column("status", number=True, wide_only=True, min_width=6),
     _Column("total ms", number=True, min_width=8),
     _Column("ttft ms", number=True, wide_only=True),
     _Column("cause"),
@@ -128,20 +142,26 @@ _COLUMNS = (
 )
 
 
-def _cells(stored: Stored) -> dict[str, str]:
+def _cells(stored: Stored, *, narrow: bool) -> dict[str, str]:
     from whyspan import clock
+    from whyspan.model import FAILED, UNFINISHED
     from whyspan.text import clean
 
     finding = stored.finding
     request, verdict = finding.request, finding.verdict
+    failed = request.outcome in FAILED
+    status = request.outcome if request.outcome in UNFINISHED else request.status or request.outcome
+    cause = verdict.cause if finding.slow or failed else "(not slow)"
+    if narrow and failed:  # there is no column for it
+        cause = f"{status}: {cause}"
     return {
         "start (UTC)": clock.rfc3339(stored.start_unix_ns)[5:19].replace("T", " "),
         "service": clean(request.service, 24),
         "route": clean(f"{request.method} {request.route}", 32),
-        "status": clean(str(request.status or request.outcome), 10),
+        "status": clean(str(status), 10),
         "total ms": f"{finding.wall_ns / 1e6:.1f}",
         "ttft ms": f"{(request.first_ns - request.start_ns) / 1e6:.1f}" if request.first_ns else "-",
-        "cause": clean(verdict.cause if finding.slow else "(not slow)", 32),
+        "cause": clean(cause, 32),
         "excess ms": f"{verdict.excess_ms:.1f}",
         "share": f"{verdict.share:.0%}",
         "conf.": f"{verdict.confidence:.2f}",

@@ -12,19 +12,22 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from whyspan_exporters.client import Client
 from whyspan_exporters.sharing import make_dir
 from whyspan_probes.errors import ProbeFrameworkError
 from whyspan_probes.governor import Budget, Governor
+from whyspan_probes.loader import KINDS_PER_PROBE
 from whyspan_probes.registry import discover
 
-from whyspan import __version__, clock
+from whyspan import __version__, clock, selfuse
 from whyspan.baseline import Baseline
 from whyspan.config import Config, load_config
 from whyspan.discovery import Discovery
@@ -32,7 +35,7 @@ from whyspan.engine import Engine
 from whyspan.errors import ConfigError, WhyspanError
 from whyspan.log import setup
 from whyspan.model import Finding
-from whyspan.pipeline.settings import engine_settings
+from whyspan.pipeline.settings import engine_settings, kernel_btf
 from whyspan.pipeline.source import LiveSource
 from whyspan.recording import Header, Writer
 
@@ -41,6 +44,7 @@ log = logging.getLogger("whyspan.collector")
 EXIT_CONFIG, EXIT_PRIVILEGE = 2, 3
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _STATUS_EVERY_S = 2.0
+_MAX_SERVICES = 50
 _BASELINE_EVERY_S = 60.0
 
 
@@ -96,6 +100,7 @@ class Collector:
             ring_bytes=c.ring_bytes,
             header_allow=c.header_allow,
             disabled=c.disable_probes,
+            kernel=kernel_btf(c.btf),
             progress=lambda s: log.log(
                 logging.INFO if s.state == "attached" else logging.WARNING,
                 "probe %s: %s%s",
@@ -116,7 +121,7 @@ class Collector:
         )
         self._recording = self._open_recording()
         self._counted: dict[tuple[str, str, str], int] = {}
-        self._events = 0
+        self._received = np.zeros(len(self._source.session.probes), np.int64)  # events, by probe
         self._started_s = time.monotonic()
 
     def _open_recording(self) -> Writer | None:
@@ -159,7 +164,8 @@ class Collector:
 
     def _step(self) -> None:
         batch = self._source.drain()
-        self._events += len(batch.events)
+        kinds = batch.events["kind"] // KINDS_PER_PROBE
+        self._received += np.bincount(kinds, minlength=len(self._received))[: len(self._received)]
         if self._recording is not None:
             try:
                 self._recording.add(batch)
@@ -183,17 +189,26 @@ class Collector:
     def _status(self) -> dict[str, Any]:
         link = self._client.stats()
         return {
-            "probes": [asdict(p.state) for p in self._source.session.probes],
+            "probes": [
+                asdict(p.state) | {"events": int(n)}
+                for p, n in zip(self._source.session.probes, self._received, strict=True)
+            ],
             "watched": [
                 {"tgid": f.tgid, "service": f.service, "rule": f.rule}
                 for f in list(self._source.discovery.found.values())[:200]
             ],
+            "watched_by_service": dict(
+                Counter(f.service for f in self._source.discovery.found.values()).most_common(_MAX_SERVICES)
+            ),
             "open_requests": self._engine.open_count(),
-            "events": self._events,
+            "events": int(self._received.sum()),
             "agent_core_ratio": self._governor.agent_cores,
             "bpf_core_ratio": self._governor.bpf_cores,
             "target_cores": self._governor.target_cores,
             "findings_dropped": link.dropped,
+            "findings_pending": link.pending,
+            "cpu_s": selfuse.cpu_s(),
+            "rss_bytes": selfuse.rss_bytes(),
             "uptime_s": time.monotonic() - self._started_s,
             "tgid": os.getpid(),
         }

@@ -1,9 +1,15 @@
-"""The engine's settings out of the configuration, live or recorded."""
+"""Settings of the engine, live or recorded, and of the probes, out of the configuration."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from whyspan_probes.errors import BtfFileError
+from whyspan_probes.kernel_btf import KernelBtf
+
 from whyspan.config import Collector, Slo
 from whyspan.engine import Settings
+from whyspan.errors import ConfigError
 
 
 def engine_settings(slo: Slo, collector: Collector, instance: str) -> Settings:
@@ -16,3 +22,15 @@ def engine_settings(slo: Slo, collector: Collector, instance: str) -> Settings:
         window_ns=collector.window_s * 1_000_000_000,
         recorder_bytes=collector.recorder_mb << 20,
     )
+
+
+def kernel_btf(file: str) -> KernelBtf:
+    """Return the BTF that the probes go by, with ``collector.btf`` given; an empty string is none.
+
+    Raises:
+        ConfigError: the configured file cannot serve.
+    """
+    try:
+        return KernelBtf.find(Path(file) if file else None)
+    except BtfFileError as e:
+        raise ConfigError(f"collector.btf: {e}") from e

@@ -10,16 +10,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
+from whyspan_probes.errors import ProbeError
+from whyspan_probes.features import in_host_pid_namespace
+from whyspan_probes.kernel_btf import KernelBtf
 from whyspan_probes.loader import Session
 from whyspan_probes.registry import Found as FoundProbe
 from whyspan_probes.rings import RowBuffer
 from whyspan_probes.schema import Events, Schema
 from whyspan_probes.state import ProbeState
 
-from whyspan import hostfacts
+from whyspan import cgroups, hostfacts
 from whyspan.discovery import Discovery
+from whyspan.errors import ConfigError
 from whyspan.heads import HeadAssembler
 from whyspan.model import Batch, Fact, ProcessFact
+from whyspan.pipeline.strangers import Strangers
 
 log = logging.getLogger("whyspan.collector")
 
@@ -33,7 +38,8 @@ _MAX_REFRESHED = 200  # processes and cgroups looked at again per refresh
 class LiveSource:
     """Owns the probes' session and turns it into batches.
 
-    Raises on construction what ``Session`` raises; a probe that cannot attach is only a state.
+    Raises on construction what ``Session`` raises, ConfigError when this process sees other process ids than the
+    kernel reports, and ProbeError when no probe can be attached; one that cannot is only a state.
     """
 
     def __init__(
@@ -45,11 +51,21 @@ class LiveSource:
         header_allow: Iterable[str],
         disabled: Iterable[str] = (),
         probe_config: Mapping[str, Mapping[str, int]] | None = None,
+        kernel: KernelBtf | None = None,
         progress: Callable[[ProbeState], None] = lambda _: None,
     ) -> None:
-        self.session = Session(probes, ring_bytes)
+        if not in_host_pid_namespace():
+            raise ConfigError(
+                "not in the host's PID namespace: run this container with --pid=host (hostPID: true)"
+            )
+        cgroups.join_host_namespace()
+        self.session = Session(probes, ring_bytes, kernel)
         try:
             self.session.attach(probe_config, disabled, progress)
+            states = [p.state for p in self.session.probes]
+            failed = [s for s in states if s.state == "failed"]
+            if failed and not any(p.attached for p in self.session.probes):
+                raise ProbeError(f"no probe can be attached: {failed[0].name}: {failed[0].reason}")
         except BaseException:
             self.session.close()
             raise
@@ -61,6 +77,7 @@ class LiveSource:
         self._threads: dict[int, set[int]] = {}  # by tgid, the threads already named
         self._fds: OrderedDict[tuple[int, int, int], None] = OrderedDict()
         self._described: dict[int, ProcessFact] = {}
+        self._strangers = Strangers()
         self._next_scan_s = self._next_facts_s = 0.0
         self._pending: list[Fact] = []
         self._rows = RowBuffer()
@@ -161,8 +178,9 @@ class LiveSource:
         out: list[Fact] = []
         for found in list(self.discovery.found.values())[:_MAX_REFRESHED]:
             out += self._describe(found.tgid, found.service)
+        mounts = cgroups.mounts()
         for path in sorted({fact.cgroup for fact in self._described.values()})[:_MAX_REFRESHED]:
-            out += hostfacts.cgroup_facts(path)
+            out += hostfacts.cgroup_facts(path, mounts)
         return out
 
     def _follow(self, events: Events) -> list[Fact]:
@@ -180,6 +198,11 @@ class LiveSource:
             found = self.discovery.found.get(tgid)
             if found:
                 out += self._describe(tgid, found.service)
+        # Before exits are followed: what was watched until now is no stranger.
+        names = self.schema.select(events, "sched_name")
+        if len(names):
+            ours = np.isin(names["tgid"], list(self.discovery.found))
+            out += self._strangers.facts(names[~ours], time.monotonic())
         for row in self.schema.select(events, "sched_exit"):
             if row["aux"] == 1:
                 tgid = int(row["tgid"])

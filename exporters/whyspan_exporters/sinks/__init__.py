@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from whyspan.config import Config
 
@@ -20,6 +20,9 @@ class Sink(Protocol):
 
     def flush(self) -> str:
         """Make everything taken so far durable. Returns "" when it is, else why not (tried again later)."""
+
+    def status(self) -> dict[str, Any]:
+        """Return its state, JSON-like: what it counted, what went wrong. Shown by ``whyspan probes``."""
 
     def close(self) -> None:
         """Flush once more and release everything."""

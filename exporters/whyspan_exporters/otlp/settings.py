@@ -1,0 +1,181 @@
+"""Where to send, and how: ``[otlp]`` and the environment of the OpenTelemetry SDK, resolved into one answer.
+
+What ``[otlp]`` sets wins; what it leaves empty comes from ``OTEL_EXPORTER_OTLP_TRACES_*`` or ``_METRICS_*``, then from
+``OTEL_EXPORTER_OTLP_*``. ``OTEL_SDK_DISABLED=true`` wins over everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from whyspan.config import OTLP_PROTOCOLS, Otlp
+from whyspan.errors import ConfigError
+from whyspan.text import clean
+
+GRPC: Final = "grpc"
+HTTP: Final = "http/protobuf"
+_HTTP_PORT = 4318  # registered for OTLP over HTTP, as 4317 is for gRPC
+_INTERVAL_S = 60.0  # OTEL_METRIC_EXPORT_INTERVAL's default
+_MIN_INTERVAL_S = 0.1
+_SECRET_CHARS = 4  # shorter header values would blank out half of a message
+
+
+class Target(NamedTuple):
+    """One signal's destination. What is None is left to the SDK, which looks into the environment."""
+
+    signal: str  # traces, metrics
+    endpoint: str
+    protocol: str
+    headers: dict[str, str] | None
+    certificate: str | None
+    compression: str | None
+    timeout_s: float | None
+    secrets: tuple[str, ...]  # must not show up in a message
+
+    @property
+    def shown(self) -> str:
+        """The endpoint without what may be secret: user, password, query."""
+        return _shown(self.endpoint)
+
+    def redact(self, text: str) -> str:
+        """Return *text* without this target's secrets."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+class Settings(NamedTuple):
+    """What is switched on; ``problem`` says what in the environment keeps a signal off."""
+
+    traces: Target | None
+    metrics: Target | None
+    interval_s: float
+    problem: str = ""
+
+
+def resolve(section: Otlp, env: Mapping[str, str]) -> Settings:
+    """Return what *section* and *env* switch on.
+
+    A mistake in the environment, which may be meant for another program, is a ``problem`` and the signal is off.
+
+    Raises:
+        ConfigError: The section's endpoint is no URL, or its certificate cannot be read; the user edits it.
+    """
+    if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return Settings(None, None, _INTERVAL_S)
+    if section.endpoint and (reason := _url_problem(section.endpoint, HTTP)):
+        raise ConfigError(f"otlp.endpoint: {reason}")
+    if "?" in section.endpoint:
+        raise ConfigError("otlp.endpoint: give the address without a query; a key goes into otlp.headers")
+    if section.certificate:
+        try:
+            Path(section.certificate).read_bytes()
+        except OSError as exc:
+            raise ConfigError(f"otlp.certificate: cannot read {section.certificate}: {exc.strerror}") from exc
+    problems: list[str] = []
+    traces = _target("traces", section, env, problems)
+    metrics = _target("metrics", section, env, problems) if section.metrics else None
+    interval_s = section.metrics_interval_s or _interval(env, problems)
+    return Settings(traces, metrics, max(interval_s, _MIN_INTERVAL_S), "; ".join(dict.fromkeys(problems)))
+
+
+def _target(signal: str, section: Otlp, env: Mapping[str, str], problems: list[str]) -> Target | None:
+    if env.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip().lower() == "none":
+        return None
+
+    def read(key: str) -> str:
+        return (
+            env.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{key}", "")
+            or env.get(f"OTEL_EXPORTER_OTLP_{key}", "")
+        ).strip()
+
+    own = env.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "").strip()
+    base = section.endpoint or ("" if own else read("ENDPOINT"))
+    endpoint = base or own
+    if not endpoint:
+        return None
+    protocol = section.protocol or read("PROTOCOL").lower() or _usual_protocol(endpoint)
+    if protocol not in OTLP_PROTOCOLS:
+        problems.append(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL {clean(protocol, 40)!r} is not one of {', '.join(OTLP_PROTOCOLS)}"
+        )
+        return None
+    if reason := _url_problem(endpoint, protocol):
+        problems.append(f"OTEL_EXPORTER_OTLP_ENDPOINT: {reason}")
+        return None
+    if base and protocol == HTTP:  # an endpoint of one signal is complete
+        endpoint = f"{base.rstrip('/')}/v1/{signal}"
+    headers = {k.lower(): v for k, v in section.headers.items()}
+    return Target(
+        signal,
+        endpoint,
+        protocol,
+        headers or None,
+        section.certificate or None,
+        section.compression or None,
+        section.timeout_s or None,
+        _secrets(endpoint, [*headers.values(), *_env_header_values(read("HEADERS"))]),
+    )
+
+
+def _usual_protocol(endpoint: str) -> str:
+    url = _split(endpoint)
+    return HTTP if url is not None and url.port == _HTTP_PORT else GRPC
+
+
+def _split(endpoint: str) -> SplitResult | None:
+    try:
+        url = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
+        _ = url.port
+    except ValueError:
+        return None
+    return url
+
+
+def _url_problem(endpoint: str, protocol: str) -> str:
+    """Why *endpoint* cannot be used; empty when it can. gRPC takes ``host:port`` without a scheme too."""
+    url = _split(endpoint)
+    shown = clean(_shown(endpoint), 100)
+    if url is None or not url.hostname or url.fragment or not endpoint.isprintable() or " " in endpoint:
+        return f"{shown!r} is not a URL such as http://127.0.0.1:4317"
+    if url.scheme not in ("http", "https") and not (protocol == GRPC and not url.scheme):
+        return f"{shown!r} must begin with http:// or https://"
+    return ""
+
+
+def _shown(endpoint: str) -> str:
+    head, separator, rest = endpoint.rpartition("://")
+    rest = rest.partition("?")[0].partition("#")[0]
+    authority, slash, path = rest.partition("/")
+    return clean(f"{head}{separator}{authority.rpartition('@')[2]}{slash}{path}", 200)
+
+
+def _env_header_values(text: str) -> list[str]:
+    # name=value,name=value with percent-encoded values: a message may hold either form.
+    values = [item.partition("=")[2].strip() for item in text.split(",")]
+    return [form for value in values for form in (value, unquote(value))]
+
+
+def _secrets(endpoint: str, values: list[str]) -> tuple[str, ...]:
+    url = _split(endpoint)
+    if url is not None:
+        values = [*values, url.query, url.password or "", url.username or ""]
+    values = [form for v in values for form in (v, repr(v)[1:-1])]  # messages quote
+    return tuple(sorted({v for v in values if len(v) >= _SECRET_CHARS}, key=len, reverse=True))
+
+
+def _interval(env: Mapping[str, str], problems: list[str]) -> float:
+    text = env.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip()
+    try:
+        interval_s = float(text) / 1000 if text else _INTERVAL_S
+    except ValueError:
+        interval_s = 0.0
+    if not 0 < interval_s < float("inf"):
+        problems.append(
+            f"OTEL_METRIC_EXPORT_INTERVAL {clean(text, 40)!r} is not a number of ms; {_INTERVAL_S:.0f} s used"
+        )
+        return _INTERVAL_S
+    return interval_s

@@ -1,0 +1,232 @@
+"""What watching a real vLLM costs: direct cost, and throughput and latency with the agent against without.
+
+Direct cost = (run time of the probes + CPU of all agent processes) / CPU of the server. The paired measurement runs a
+closed loop with the agent on the worker's CPU, its worst place, in windows of 5 s in random ABBA order beside as many
+A/A pairs: what differs there is the machine's noise. The latency is that of an open loop at half capacity.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whyspan_probes.program_stats import StatsWindow
+
+from tests.bench.cost import STATS_S, Agent, bpf_ns
+from tests.bench.ports import free_port
+from tests.demo.procs import cpu_ns, python, spawn, stop
+from tests.engine import vllm
+
+WORKER_CPU, OTHER_CPU = 1, 0
+CLIENTS = 6
+WINDOW_S = 5.0
+SETTLE_S = 2.0
+PAIRS = 60
+#: Two-sided 95% quantile of the normal distribution: 60 pairs are enough for it.
+Z95 = 1.96
+LOAD = ("--api", "vllm", "--model", vllm.NAME, "--prompt-tokens", "16:48", "--tokens", "8:16")
+
+
+class Ratio(NamedTuple):
+    """A ratio with its 95% interval, from paired logarithms."""
+
+    value: float
+    low: float
+    high: float
+    pairs: int
+
+
+def ratio_of(pairs: Iterable[tuple[float, float]]) -> Ratio:
+    """Return the geometric mean of second/first over *pairs*, with its interval."""
+    logs = [math.log(b / a) for a, b in pairs]
+    mean = statistics.fmean(logs)
+    half = Z95 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+
+
+class Load:
+    """The load generator and what it has written so far."""
+
+    def __init__(self, port: int, out: Path, *args: object) -> None:
+        out.unlink(missing_ok=True)
+        self.out = out
+        self.process = spawn(python("tests.demo.load", "--port", port, "--out", out, *LOAD, *args), OTHER_CPU)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return every finished request."""
+        lines = self.out.read_text().split("\n")[:-1] if self.out.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def stop(self) -> None:
+        """End it; requests in flight are given up."""
+        stop(self.process)
+
+
+def chunks_in(records: list[dict[str, Any]], begin_ns: int, end_ns: int) -> float:
+    """Return the tokens that arrived in an interval; those of a request are taken to arrive evenly."""
+    total = 0.0
+    for r in records:
+        first, last = r["first_ns"], r["end_ns"]
+        if r["chunks"] and last > first:
+            inside = min(last, end_ns) - max(first, begin_ns)
+            total += r["chunks"] * max(0, inside) / (last - first)
+    return total
+
+
+def direct(
+    directory: Path, server: vllm.Server, load_args: tuple[object, ...], seconds: float
+) -> dict[str, Any]:
+    """Measure direct cost under one load, the agent with default settings beside the API server."""
+    load = Load(server.port, directory / "client.jsonl", *load_args)
+    agent = Agent(directory, server.pid, 0)
+    try:
+        time.sleep(20)  # a baseline, and past the governor's first measuring window
+        before, agent_0, began = _cpu(server), agent.cpu_ns(), time.monotonic()
+        time.sleep(seconds)
+        elapsed = time.monotonic() - began
+        server_cores = (_cpu(server) - before) / elapsed / 1e9
+        agent_cores = (agent.cpu_ns() - agent_0) / elapsed / 1e9
+        window = StatsWindow()
+        ns_0, hits_0 = bpf_ns()
+        began = time.monotonic()
+        time.sleep(STATS_S)
+        ns_1, hits_1 = bpf_ns()
+        elapsed = time.monotonic() - began
+        window.close()
+        pss = agent.pss_bytes()
+    finally:
+        stop(agent.process)
+        load.stop()
+    records = load.records()
+    span_s = (max(r["end_ns"] for r in records) - min(r["start_ns"] for r in records)) / 1e9
+    bpf_cores, hits = (ns_1 - ns_0) / elapsed / 1e9, (hits_1 - hits_0) / elapsed
+    return {
+        "direct_cost_ratio": (bpf_cores + agent_cores) / server_cores,
+        "server_cores": server_cores,
+        "agent_cores": agent_cores,
+        "bpf_cores": bpf_cores,
+        "probe_hits_per_s": hits,
+        "ns_per_hit": bpf_cores * 1e9 / hits if hits else 0.0,
+        "requests_per_s": len(records) / span_s,
+        "tokens_per_s": sum(r["chunks"] for r in records) / span_s,
+        "pss_mb": pss / 1e6,
+    }
+
+
+def paired(
+    directory: Path,
+    server: vllm.Server,
+    load_args: tuple[object, ...],
+    *,
+    measure: Callable[[list[dict[str, Any]], int, int], float],
+    pairs: int,
+    say: Callable[[str], None],
+) -> tuple[Ratio, Ratio]:
+    """Return the ratio with the agent against without, and that of pairs without the agent in both."""
+    load = Load(server.port, directory / "client.jsonl", *load_args)
+    windows: list[tuple[bool, int, int]] = []
+    kinds: list[str] = []
+    try:
+        time.sleep(5)
+        order = ["ab", "aa"] * math.ceil(pairs / 2)
+        random.shuffle(order)
+        for number, kind in enumerate(order):
+            kinds.append(kind)
+            pattern = [False] * 4 if kind == "aa" else random.choice(([0, 1, 1, 0], [1, 0, 0, 1]))
+            windows += _block(directory, server.pid, [bool(p) for p in pattern])
+            if number % 10 == 9:
+                say(f"{number + 1} of {len(order)} blocks")
+    finally:
+        load.stop()
+    records = load.records()
+    values = [measure(records, begin, end) for _, begin, end in windows]
+    with_agent: list[tuple[float, float]] = []
+    without: list[tuple[float, float]] = []
+    for block, kind in enumerate(kinds):
+        four = range(4 * block, 4 * block + 4)
+        for i, j in ((four[0], four[1]), (four[2], four[3])):
+            if kind == "aa":
+                without.append((values[i], values[j]))
+            else:
+                off, on = (j, i) if windows[i][0] else (i, j)
+                with_agent.append((values[off], values[on]))
+    return ratio_of(with_agent), ratio_of(without)
+
+
+def _block(directory: Path, pid: int, pattern: list[bool]) -> list[tuple[bool, int, int]]:
+    """Measure four windows; the agent is started and stopped between them, and both are waited for."""
+    out: list[tuple[bool, int, int]] = []
+    agent: Agent | None = None
+    try:
+        for on in pattern:
+            if on and agent is None:
+                agent = Agent(directory, pid, 0, {WORKER_CPU})
+            elif not on and agent is not None:
+                stop(agent.process)
+                agent = None
+            time.sleep(SETTLE_S)
+            begin = time.monotonic_ns()
+            time.sleep(WINDOW_S)
+            out.append((on, begin, time.monotonic_ns()))
+    finally:
+        if agent is not None:
+            stop(agent.process)
+    return out
+
+
+def _ttft_ms(records: list[dict[str, Any]], begin_ns: int, end_ns: int) -> float:
+    found: list[int] = [
+        r["first_ns"] - r["start_ns"] for r in records if r["first_ns"] and begin_ns <= r["start_ns"] < end_ns
+    ]
+    return statistics.median(found) / 1e6
+
+
+def _cpu(server: vllm.Server) -> int:
+    return sum(cpu_ns(pid) for pid in server.pids())
+
+
+def run(directory: Path, pairs: int = PAIRS, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Run everything: about 25 minutes with 60 pairs. Keys end in ``_vllm``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    os.sched_setaffinity(0, {OTHER_CPU})
+    with (directory / "vllm.log").open("wb") as log:
+        server = vllm.start(free_port(), stdout=log, stderr=subprocess.STDOUT)
+        try:
+            server.wait_ready(say)
+            server.pin({WORKER_CPU}, {OTHER_CPU})
+            saturated = direct(directory, server, ("--closed", CLIENTS), 30.0)
+            say(
+                f"saturation: {saturated['requests_per_s']:.1f} requests/s, {saturated['tokens_per_s']:.0f} tokens/s"
+            )
+            half_rate = ("--rate", saturated["requests_per_s"] / 2)
+            half = direct(directory, server, half_rate, 30.0)
+            throughput, noise = paired(
+                directory, server, ("--closed", CLIENTS), measure=chunks_in, pairs=pairs, say=say
+            )
+            ttft, ttft_noise = paired(
+                directory, server, half_rate, measure=_ttft_ms, pairs=max(pairs // 3, 2), say=say
+            )
+        finally:
+            server.stop()
+    return {
+        "direct_cost_ratio_vllm": saturated["direct_cost_ratio"],
+        "direct_cost_ratio_vllm_half": half["direct_cost_ratio"],
+        "throughput_ratio_vllm": throughput.value,
+        "throughput_ratio_vllm_low": throughput.low,
+        "throughput_ratio_vllm_high": throughput.high,
+        "throughput_aa_vllm": [noise.value, noise.low, noise.high],
+        "throughput_pairs_vllm": [throughput.pairs, noise.pairs],
+        "ttft_ratio_vllm": ttft.value,
+        "ttft_interval_vllm": [ttft.low, ttft.high],
+        "ttft_aa_vllm": [ttft_noise.value, ttft_noise.low, ttft_noise.high],
+        "cost_vllm": saturated,
+        "cost_vllm_half": half,
+    }

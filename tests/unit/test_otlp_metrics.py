@@ -1,0 +1,289 @@
+"""whyspan's own metrics as a real receiver gets them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from whyspan import __version__
+from whyspan.config import Otlp
+from whyspan.model import Finding
+from whyspan_exporters.link import Count
+from whyspan_exporters.otlp import figures
+from whyspan_exporters.otlp.figures import Figures
+from whyspan_exporters.otlp.settings import resolve
+from whyspan_exporters.otlp.sink import OtlpSink
+from whyspan_exporters.records import EXPORTER, Counts, Explained, Status, finding_id
+
+from tests.unit.receivers import RECEIVERS, GrpcReceiver, HttpReceiver, Receiver, values, wait_until
+
+MakeFinding = Callable[..., Finding]
+START = 1_700_000_000_000_000_000
+
+COLLECTOR = {
+    "probes": [
+        {
+            "name": "sched",
+            "state": "attached",
+            "events": 1009,
+            "drops": 13,
+            "missed": 3,
+            "hits_per_s": 5148.5,
+            "ns_per_hit": 299.0,
+            "core_ratio": 0.0028,
+        },
+        {"name": "sockets", "state": "shed", "events": 503, "drops": 0, "missed": 0},
+        {"name": "odd", "state": "\x1b[31m", "events": "many", "hits_per_s": float("nan")},
+        "junk",
+    ],
+    "watched_by_service": {"chat": 3, "embed": 1},
+    "open_requests": 5,
+    "target_cores": 1.25,
+    "findings_dropped": 11,
+    "findings_pending": 4,
+    "cpu_s": 2.5,
+    "rss_bytes": 90_000_000,
+}
+COUNTS = [
+    Count("requests", "chat", "ok", 997),
+    Count("requests", "chat", "error", 7),
+    Count("requests", "embed", "reset", 2),
+    Count("not_explained", "chat", "", 31),
+    Count("not_explained", "chat", "failed", 37),
+    Count("lost_events", "", "sched_wake", 13),
+]
+EXPORTER_STATUS = {
+    "cpu_s": 0.75,
+    "rss_bytes": 60_000_000,
+    "sinks": {"store": {"state": "disk full", "dropped": 17, "pending": 1, "bytes": 4096}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in os.environ if n.startswith("OTEL_") or n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+MakeSink = Callable[..., OtlpSink]
+
+
+@pytest.fixture
+def make_sink() -> Iterator[MakeSink]:
+    """Make sinks that report often; closed at the end."""
+    sinks: list[OtlpSink] = []
+
+    def make(receiver: Receiver, **section: Any) -> OtlpSink:
+        protocol = "grpc" if isinstance(receiver, GrpcReceiver) else "http/protobuf"
+        usual: dict[str, Any] = {
+            "endpoint": receiver.endpoint,
+            "protocol": protocol,
+            "metrics_interval_s": 0.1,
+        }
+        config = Otlp(**(usual | section))
+        sinks.append(OtlpSink(resolve(config, {}), config))
+        return sinks[-1]
+
+    yield make
+    for sink in sinks:
+        sink.close()
+
+
+def points(metric: Metric) -> dict[tuple[str, ...], float]:
+    """The values of a metric by the values of its attributes, in the order of their names."""
+    data = getattr(metric, str(metric.WhichOneof("data"))).data_points
+    out = {}
+    for p in data:
+        labels = values(p.attributes)
+        out[tuple(str(labels[k]) for k in sorted(labels))] = getattr(p, str(p.WhichOneof("value")))
+    assert len(out) == len(data)
+    return out
+
+
+def shape(metric: Metric) -> str:
+    kind = str(metric.WhichOneof("data"))
+    if kind == "sum":
+        assert metric.sum.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+        return "counter" if metric.sum.is_monotonic else "updown"
+    return kind
+
+
+@pytest.mark.parametrize("protocol", list(RECEIVERS))
+def test_every_metric_arrives(make_finding: MakeFinding, make_sink: MakeSink, protocol: str) -> None:
+    receiver = RECEIVERS[protocol]()
+    sink = make_sink(receiver)
+    explained = [
+        make_finding(1),
+        make_finding(2),
+        make_finding(3, slow=False),
+        make_finding(4, service="embed"),
+    ]
+    sink.emit(
+        [
+            Counts("i", COUNTS),
+            Status("i", COLLECTOR),
+            Status(EXPORTER, EXPORTER_STATUS),
+            *(Explained(finding_id("i", f), START, f) for f in explained),
+        ]
+    )
+    wait_until(lambda: sink.status()["traces"]["sent"] == 12)
+    before = len(receiver.metrics)
+    wait_until(lambda: len(receiver.metrics) > before + 1)
+    found = receiver.newest_metrics()
+    assert {name: (shape(m), m.unit, points(m)) for name, m in found.items()} == {
+        "whyspan.collector.up": ("gauge", "1", {(): 1}),
+        "whyspan.request.count": (
+            "counter",
+            "{request}",
+            {("ok", "chat"): 997, ("error", "chat"): 7, ("reset", "embed"): 2},
+        ),
+        "whyspan.request.open": ("updown", "{request}", {(): 5}),
+        "whyspan.request.not_explained": (
+            "counter",
+            "{request}",
+            {("slow", "chat"): 31, ("failed", "chat"): 37},
+        ),
+        "whyspan.finding.count": (
+            "counter",
+            "{finding}",
+            {("cpu.throttled", "chat"): 2, ("none", "chat"): 1, ("cpu.throttled", "embed"): 1},
+        ),
+        "whyspan.finding.queued": ("updown", "{finding}", {(): 4}),
+        "whyspan.finding.dropped": ("counter", "{finding}", {("collector",): 11, ("store",): 17}),
+        "whyspan.event.count": ("counter", "{event}", {("sched",): 1009, ("sockets",): 503}),
+        "whyspan.event.dropped": ("counter", "{event}", {("sched",): 13, ("sockets",): 0}),
+        "whyspan.probe.state": (
+            "gauge",
+            "1",
+            {("sched", "attached"): 1, ("sockets", "shed"): 1, ("odd", "other"): 1},
+        ),
+        "whyspan.probe.hit_rate": ("gauge", "{hit}/s", {("sched",): 5148.5}),
+        "whyspan.probe.hit_time": ("gauge", "s", {("sched",): pytest.approx(299e-9)}),
+        "whyspan.probe.cpu.utilization": ("gauge", "1", {("sched",): 0.0028}),
+        "whyspan.probe.missed": ("counter", "{run}", {("sched",): 3, ("sockets",): 0}),
+        "whyspan.process.cpu.time": ("counter", "s", {("collector",): 2.5, ("exporter",): 0.75}),
+        "whyspan.process.memory.usage": (
+            "updown",
+            "By",
+            {("collector",): 90_000_000, ("exporter",): 60_000_000},
+        ),
+        "whyspan.target.count": ("updown", "{process}", {("chat",): 3, ("embed",): 1}),
+        "whyspan.target.cpu.usage": ("gauge", "{cpu}", {(): 1.25}),
+        "whyspan.store.ok": ("gauge", "1", {(): 0}),
+        "whyspan.store.size": ("updown", "By", {(): 4096}),
+        "whyspan.span.count": ("counter", "{span}", {("sent",): 12, ("failed",): 0, ("dropped",): 0}),
+        "whyspan.span.queued": ("updown", "{span}", {(): 0}),
+    }
+    assert all(re.fullmatch(r"whyspan(\.[a-z_]+)+", name) and m.description for name, m in found.items())
+    labels = {
+        k
+        for m in found.values()
+        for p in getattr(m, str(m.WhichOneof("data"))).data_points
+        for k in values(p.attributes)
+    }
+    assert labels == {
+        "whyspan.service",
+        "whyspan.outcome",
+        "whyspan.cause",
+        "whyspan.kind",
+        "whyspan.probe",
+        "whyspan.state",
+        "whyspan.process",
+        "whyspan.queue",
+        "whyspan.result",
+    }
+    (resource_metrics,) = receiver.metrics[-1].resource_metrics
+    resource = values(resource_metrics.resource.attributes)
+    assert (resource["service.name"], resource["service.version"]) == ("whyspan", __version__)
+    assert {"host.name", "host.arch", "service.instance.id", "telemetry.sdk.name"} <= set(resource)
+    (scope,) = resource_metrics.scope_metrics
+    assert (scope.scope.name, scope.scope.version) == ("whyspan", __version__)
+    receiver.stop()
+
+
+def test_metrics_can_be_off(make_finding: MakeFinding, make_sink: MakeSink) -> None:
+    receiver = HttpReceiver()
+    sink = make_sink(receiver, metrics=False)
+    finding = make_finding(1)
+    sink.emit([Status("i", COLLECTOR), Explained(finding_id("i", finding), START, finding)])
+    sink.close()
+    assert (len(receiver.spans()), receiver.metrics) == (4, [])
+    assert "metrics" not in sink.status()
+    receiver.stop()
+
+
+def test_the_last_figures_go_out_at_the_end(make_sink: MakeSink) -> None:
+    receiver = HttpReceiver()
+    sink = make_sink(receiver, metrics_interval_s=3600)
+    sink.emit([Status("i", COLLECTOR)])
+    sink.close()
+    assert points(receiver.newest_metrics()["whyspan.request.open"]) == {(): 5}
+    assert sink.status()["metrics"]["sent"] == 1
+    receiver.stop()
+
+
+def test_a_receiver_that_is_down_shows_in_the_state(make_sink: MakeSink) -> None:
+    receiver = HttpReceiver()
+    receiver.stop()
+    sink = make_sink(receiver, timeout_s=0.2)
+    sink.emit([Status("i", COLLECTOR)])
+    wait_until(lambda: sink.status()["metrics"]["failed"])
+    assert "refused" in sink.status()["metrics"]["last_error"]
+
+
+def total(figures: Figures, name: str) -> float:
+    return sum(value for _, _, value in figures.totals(name))
+
+
+def test_totals_go_on_when_the_collector_restarts() -> None:
+    f = Figures()
+    for n in range(1, 20):  # 19 runs of the collector, each from 0
+        f.add(Counts(f"run{n}", [Count("requests", "chat", "ok", 10)]))
+        f.add(Counts(f"run{n}", [Count("requests", "chat", "ok", 100)]))
+        f.add(Status(f"run{n}", {"cpu_s": 2.0}))
+        assert (total(f, "requests"), total(f, "cpu_s")) == (100 * n, 2.0 * n)
+    f.add(Counts("run19", [Count("requests", "chat", "ok", 100)]))  # sent again
+    assert total(f, "requests") == 1900
+
+
+def test_series_are_bounded() -> None:
+    f = Figures()
+    for n in range(100):
+        f.add(Counts(f"run{n}", [Count("requests", f"s{n}-{k}", "ok", 1) for k in range(100)]))
+    found = f.totals("requests")
+    assert len(found) <= 2001
+    assert sum(v for _, _, v in found) == 10_000  # nothing is lost, it has no name
+    assert ("", "other") in {(service, label) for service, label, _ in found}
+
+
+def test_a_collector_that_is_gone_has_no_state() -> None:
+    now = 1000.0
+    f = Figures(lambda: now)
+    f.add(Status("i", COLLECTOR))
+    assert f.collector() == COLLECTOR
+    now += 60
+    assert f.collector() == {}
+    assert total(f, "probe_events") == 1512  # what was counted stays
+
+
+@pytest.mark.parametrize("value", [None, True, "7", float("nan"), float("inf"), [], {}])
+def test_what_is_no_number_is_absent(value: Any) -> None:
+    assert figures.number(value) is None
+
+
+@pytest.mark.parametrize(
+    "status", [{}, {"probes": 3}, {"probes": [{}, {"name": 5}]}, {"watched_by_service": [1]}, {"sinks": []}]
+)
+def test_any_state_is_survived(make_sink: MakeSink, status: dict[str, Any]) -> None:
+    receiver = HttpReceiver()
+    sink = make_sink(receiver)
+    sink.emit([Status("i", status), Status(EXPORTER, status)])
+    sink.close()
+    found = receiver.newest_metrics()
+    assert points(found["whyspan.collector.up"]) == {(): 1 if status else 0}
+    assert "whyspan.event.count" not in found
+    receiver.stop()
