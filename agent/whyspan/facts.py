@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -184,6 +185,15 @@ class Facts:
         """Return the number of CPUs a process may run on; 0 when not known."""
         fact = self._processes.get(tgid)
         return 0 if fact is None else fact.cpus_allowed or fact.cpu_count
+
+    def cpus_of(self, tgids: Iterable[int]) -> int:
+        """Return the number of CPUs that processes may run on together; 0 when not known."""
+        mask, least = 0, 0
+        for tgid in tgids:
+            fact = self._processes.get(tgid)
+            mask |= int(fact.cpu_mask, 16) if fact is not None and fact.cpu_mask else 0
+            least = max(least, self.cpus_allowed(tgid))
+        return max(mask.bit_count(), least)
 
     def cgroup(self, tgid: int) -> str:
         """Return the cgroup path of a process, empty when not known."""

@@ -33,9 +33,9 @@ def process_fact(tgid: int, service: str, proc: Path = Path("/proc")) -> Process
     except OSError:
         exe = ""
     try:
-        cpus = len(os.sched_getaffinity(tgid))
+        cpus = os.sched_getaffinity(tgid)
     except OSError:
-        cpus = 0
+        cpus = set()
     stat = _read(folder / "stat").rpartition(")")[2].split()
     groups = _read(folder / "cgroup")
     container = containers.of_paths(cgroups.paths_in(groups))
@@ -45,7 +45,8 @@ def process_fact(tgid: int, service: str, proc: Path = Path("/proc")) -> Process
         exe=clean(exe, _MAX_NAME),
         service=service,
         cgroup=clean(cgroups.cpu_path_in(groups), _MAX_PATH),
-        cpus_allowed=cpus,
+        cpus_allowed=len(cpus),
+        cpu_mask=f"{sum(1 << cpu for cpu in cpus):x}" if cpus else "",
         cpu_count=os.cpu_count() or 0,
         start_ticks=int(stat[19]) if len(stat) > 19 else 0,
         vpid=_vpid(_read(folder / "status")),

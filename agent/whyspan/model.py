@@ -47,6 +47,7 @@ class HttpHead(msgspec.Struct, frozen=True, array_like=True):
 class ProcessFact(msgspec.Struct, frozen=True, tag=True):
     """What the host says of a process. ``comm`` and ``exe`` are base names, already escaped.
 
+    ``cpu_mask`` has a bit for each CPU it may use, in hexadecimal: two processes' masks tell what they share.
     ``vpid`` is its number in its own PID namespace, 0 when that is ``tgid``; ``container_id`` and ``pod_uid`` come
     from its cgroup path and are empty outside a container.
     """
@@ -59,6 +60,7 @@ class ProcessFact(msgspec.Struct, frozen=True, tag=True):
     cpus_allowed: int = 0
     cpu_count: int = 0
     start_ticks: int = 0
+    cpu_mask: str = ""
     vpid: int = 0
     container_id: str = ""
     pod_uid: str = ""

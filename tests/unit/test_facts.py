@@ -108,6 +108,15 @@ def test_descriptors_and_cpus() -> None:
     assert (facts.cpus_allowed(1), facts.cpus_allowed(9)) == (2, 0)
 
 
+def test_processes_pinned_apart_have_their_cpus_together() -> None:
+    pinned = [ProcessFact(t, "a", cpus_allowed=2, cpu_mask=m) for t, m in ((1, "3"), (2, "6"), (3, "3"))]
+    facts = facts_of(EventBuilder(), *pinned)
+    assert facts.cpus_of([1, 3]) == 2
+    assert facts.cpus_of([1, 2, 3]) == 3
+    assert facts.cpus_of([1, 9]) == 2
+    assert facts.cpus_of([]) == 0
+
+
 def test_a_thread_seen_yielding_is_a_spinner_until_it_ends() -> None:
     facts = Facts()
     b = EventBuilder().out(1, WORKER, 0, flags=8).out(1, LOOP, 0, flags=1)

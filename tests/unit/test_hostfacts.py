@@ -69,6 +69,7 @@ def test_this_process() -> None:
     fact = process_fact(os.getpid(), "me")
     assert fact is not None
     assert fact.cpus_allowed == len(os.sched_getaffinity(0))
+    assert {c for c in range(4096) if int(fact.cpu_mask, 16) >> c & 1} == os.sched_getaffinity(0)
     assert fact.comm
     assert fact.exe == Path(os.readlink("/proc/self/exe")).name
     own = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -72,7 +72,7 @@ class Context:
 
     def cpus(self) -> int:
         """Return how many CPUs the service may use; 0 when not known."""
-        return max((self.facts.cpus_allowed(t) for t in self.service_tgids), default=0)
+        return self.facts.cpus_of(self.service_tgids)
 
     def rival(self, segment: PathSegment) -> Rival | None:
         """Return who had the CPU for most of the segment's whole wait; None when idle or unknown."""
