@@ -4,9 +4,9 @@
  *
  * Hooks sched_switch, sched_waking, fork, exec and exit through BTF-typed tracepoints, and the entry and exit
  * of interrupts to know in which context a wake-up was made. Kernels without BTF get the same functions as
- * raw tracepoints, which read each field by a probe read, at up to twice the cost. Reads kernel memory only.
- * A switch of two unwatched threads leaves after two hash look-ups. Cost measured on a loaded server: about
- * 0.3 us per recorded event.
+ * raw tracepoints, which read each field by a probe read, at one and a half to two times the cost. Reads
+ * kernel memory only. A switch of two unwatched threads leaves after two hash look-ups. Cost measured on a
+ * loaded server: about 0.3 us per recorded event.
  *
  * A thread's system call is read from its saved registers, which are stale or foreign for kernel threads,
  * io workers, stopped tasks and 32-bit callers: those report -2.

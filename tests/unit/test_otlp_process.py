@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import pytest
 from whyspan import cli
 from whyspan.model import Finding
 from whyspan_exporters import link
+from whyspan_exporters.exporter import Exporter
 from whyspan_exporters.link import FindingMsg, Hello, StatusMsg
 from whyspan_exporters.reader import Reader
-from whyspan_exporters.records import EXPORTER, Status
+from whyspan_exporters.records import EXPORTER, Record, Status
 from whyspan_exporters.store import Store
 
 from tests.unit.receivers import RECEIVERS, GrpcReceiver, Receiver, wait_until
@@ -200,6 +201,37 @@ def test_a_wrong_environment_is_reported_and_the_rest_goes_on(
     collector.send(FindingMsg(1, make_finding(1)))
     collector.until(1)
     assert "http/json" in otlp_status(tmp_path / "state")["problem"]
+
+
+class Broken:
+    """A sink with a bug in one method."""
+
+    def emit(self, records: Sequence[Record]) -> None:
+        pass
+
+    def flush(self) -> str:
+        return ""
+
+    def status(self) -> dict[str, Any]:
+        raise KeyError("bug")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_sink_without_a_status_does_not_hide_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path / "s.db", max_age_ns=10**18, max_bytes=64 << 20)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        Exporter(listener, {"broken": Broken(), "store": store})._flush()
+    reader = Reader(tmp_path / "s.db")
+    assert set(reader.exporter_status()["sinks"]) == {"store"}
+    reader.close()
+    store.close()
+    assert [r.getMessage() for r in caplog.records] == ["sink broken failed"]
 
 
 Run = Callable[..., tuple[int, str]]

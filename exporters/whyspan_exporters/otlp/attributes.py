@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from whyspan.model import UNFINISHED, UNKNOWN, Culprit, Finding, Request, Segment, Verdict
+from whyspan.model import FAILED, UNFINISHED, UNKNOWN, Culprit, Finding, Request, Segment, Verdict
 from whyspan.text import clean
 
 Value = str | bool | int | float | list[str]
@@ -76,7 +76,7 @@ def of_request(finding: Finding, finding_id: str) -> Attributes:
     put(out, "http.response.body.size", int64(r.response_bytes))
     put(out, "http.request.header.x-request-id", [clean(r.request_id, NAME_CHARS)] if r.request_id else [])
     put(out, "http.request.header.x-tenant-id", [clean(r.tenant, NAME_CHARS)] if r.tenant else [])
-    put(out, "whyspan.ended_by", clean(r.ended_by, NAME_CHARS))
+    put(out, "whyspan.ended_by", clean(r.ended_by, NAME_CHARS) if r.outcome in FAILED else "")
     put(out, "whyspan.head", "" if r.head == "whole" else clean(r.head, NAME_CHARS))
     put(out, "whyspan.slow_reason", clean(finding.slow_reason, TEXT_CHARS))
     put(out, "whyspan.phase", clean(finding.phase, NAME_CHARS))

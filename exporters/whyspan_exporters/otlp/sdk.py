@@ -111,9 +111,8 @@ def _session(note: Note) -> Any:
 
         def request(self, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self.verify, str):
-                kwargs["verify"] = (
-                    self.verify
-                )  # else REQUESTS_CA_BUNDLE beats the certificate that was asked for
+                # Else REQUESTS_CA_BUNDLE would beat the certificate that was asked for.
+                kwargs["verify"] = self.verify
             try:
                 response = super().request(*args, **kwargs)
             except Exception as exc:
