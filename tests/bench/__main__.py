@@ -66,7 +66,15 @@ def bench_cost(directory: Path) -> dict[str, Any]:
     ordinary = cost.run(directory / "cost", all_slow=False)
     slow = cost.run(directory / "cost", all_slow=True, seconds=100.0)  # until memory has levelled off
     started = cost.start(directory / "cost")
-    keys = ("server_cores", "agent_cores", "bpf_cores", "probe_hits_per_s", "ns_per_hit", "requests_per_s")
+    keys = (
+        "server_cores",
+        "agent_cores",
+        "bpf_cores",
+        "probe_hits_per_s",
+        "ns_per_hit",
+        "probes",
+        "requests_per_s",
+    )
     return {
         "direct_cost_ratio": ordinary["direct_cost_ratio"],
         "direct_cost_ratio_all_slow": slow["direct_cost_ratio"],

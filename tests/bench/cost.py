@@ -21,7 +21,7 @@ from tests.bench.ports import free_port
 from tests.demo.procs import cpu_ns, favour, python, spawn, stop, wait_http
 
 SERVER_CPU, OTHER_CPU = 1, 0
-_PROGRAMS = ("block_io_", "edges_", "fds_", "sched_", "sockets_")
+_PROBES = ("block_io", "edges", "fds", "sched", "sockets")
 STATS_S = 5.0
 _PSS_EVERY_S = 10.0
 
@@ -38,11 +38,36 @@ state_dir = "{state}"
 """
 
 
-def bpf_ns() -> tuple[int, int]:
-    """Return (run time in ns, runs) of whyspan's programs so far, as counted while statistics are on."""
+def bpf_runs() -> dict[str, tuple[int, int]]:
+    """Return (run time in ns, runs) of each probe's programs so far, as counted while statistics are on."""
     shown = subprocess.run(["bpftool", "prog", "show", "-j"], capture_output=True, check=True).stdout
-    ours = [p for p in json.loads(shown) if p.get("name", "").startswith(_PROGRAMS)]
-    return sum(p.get("run_time_ns", 0) for p in ours), sum(p.get("run_cnt", 0) for p in ours)
+    out = {}
+    for probe in _PROBES:
+        ours = [p for p in json.loads(shown) if p.get("name", "").startswith(probe + "_")]
+        out[probe] = sum(p.get("run_time_ns", 0) for p in ours), sum(p.get("run_cnt", 0) for p in ours)
+    return out
+
+
+def probe_costs(seconds: float = STATS_S) -> dict[str, Any]:
+    """Measure the probes for *seconds*: cores, hits per second and ns per hit, in all and of each."""
+    window = StatsWindow()
+    try:
+        before, began = bpf_runs(), time.monotonic()
+        time.sleep(seconds)
+        after, elapsed = bpf_runs(), time.monotonic() - began
+    finally:
+        window.close()
+    ns = {p: after[p][0] - before[p][0] for p in _PROBES}
+    runs = {p: after[p][1] - before[p][1] for p in _PROBES}
+    return {
+        "bpf_cores": sum(ns.values()) / elapsed / 1e9,
+        "probe_hits_per_s": sum(runs.values()) / elapsed,
+        "ns_per_hit": sum(ns.values()) / max(sum(runs.values()), 1),
+        "probes": {
+            p: {"hits_per_s": round(runs[p] / elapsed), "ns_per_hit": round(ns[p] / max(runs[p], 1))}
+            for p in _PROBES
+        },
+    }
 
 
 class Agent:
@@ -144,13 +169,7 @@ def run(
                 pss = max(pss, agent.pss_bytes())
         server_cores = (cpu_ns(server.pid) - server_0) / elapsed / 1e9
         agent_cores = (agent.cpu_ns() - agent_0) / elapsed / 1e9
-        window = StatsWindow()
-        bpf_0, runs_0, began = *bpf_ns(), time.monotonic()
-        time.sleep(STATS_S)
-        bpf_1, runs_1 = bpf_ns()
-        elapsed = time.monotonic() - began
-        window.close()
-        bpf_cores, hits = (bpf_1 - bpf_0) / elapsed / 1e9, (runs_1 - runs_0) / elapsed
+        costs = probe_costs()
     finally:
         for process in (agent.process if agent else None, load, server):
             if process:
@@ -158,12 +177,10 @@ def run(
     ends = {r["trace_id"]: r["end_ns"] / 1e9 for r in map(json.loads, truth.read_text().splitlines())}
     delays = sorted(at - ends[t] for t, at in seen.at.items() if t in ends and at > ends[t])
     return {
-        "direct_cost_ratio": (bpf_cores + agent_cores) / server_cores,
+        "direct_cost_ratio": (costs["bpf_cores"] + agent_cores) / server_cores,
         "server_cores": server_cores,
         "agent_cores": agent_cores,
-        "bpf_cores": bpf_cores,
-        "probe_hits_per_s": hits,
-        "ns_per_hit": bpf_cores * 1e9 / hits if hits else 0.0,
+        **costs,
         "requests_per_s": rate,
         "pss_mb": pss / 1e6,
         "verdict_s": delays[int(len(delays) * 0.99)] if delays else None,

@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whyspan_probes.program_stats import StatsWindow
-
-from tests.bench.cost import STATS_S, Agent, bpf_ns
+from tests.bench.cost import Agent, probe_costs
 from tests.bench.ports import free_port
 from tests.demo.procs import cpu_ns, python, spawn, stop
 from tests.engine import vllm
@@ -42,6 +40,10 @@ class Ratio(NamedTuple):
     low: float
     high: float
     pairs: int
+
+    def __str__(self) -> str:
+        """Return the ratio, its interval and the number of pairs."""
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}] ({self.pairs} pairs)"
 
 
 def ratio_of(pairs: Iterable[tuple[float, float]]) -> Ratio:
@@ -94,27 +96,18 @@ def direct(
         elapsed = time.monotonic() - began
         server_cores = (_cpu(server) - before) / elapsed / 1e9
         agent_cores = (agent.cpu_ns() - agent_0) / elapsed / 1e9
-        window = StatsWindow()
-        ns_0, hits_0 = bpf_ns()
-        began = time.monotonic()
-        time.sleep(STATS_S)
-        ns_1, hits_1 = bpf_ns()
-        elapsed = time.monotonic() - began
-        window.close()
+        costs = probe_costs()
         pss = agent.pss_bytes()
     finally:
         stop(agent.process)
         load.stop()
     records = load.records()
     span_s = (max(r["end_ns"] for r in records) - min(r["start_ns"] for r in records)) / 1e9
-    bpf_cores, hits = (ns_1 - ns_0) / elapsed / 1e9, (hits_1 - hits_0) / elapsed
     return {
-        "direct_cost_ratio": (bpf_cores + agent_cores) / server_cores,
+        "direct_cost_ratio": (costs["bpf_cores"] + agent_cores) / server_cores,
         "server_cores": server_cores,
         "agent_cores": agent_cores,
-        "bpf_cores": bpf_cores,
-        "probe_hits_per_s": hits,
-        "ns_per_hit": bpf_cores * 1e9 / hits if hits else 0.0,
+        **costs,
         "requests_per_s": len(records) / span_s,
         "tokens_per_s": sum(r["chunks"] for r in records) / span_s,
         "pss_mb": pss / 1e6,
@@ -182,6 +175,17 @@ def _block(directory: Path, pid: int, pattern: list[bool]) -> list[tuple[bool, i
     return out
 
 
+def tell(name: str, cost: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Say what watching costs under one load, each probe by itself."""
+    say(
+        f"{name}: {cost['requests_per_s']:.1f} requests/s, {cost['tokens_per_s']:.0f} tokens/s, "
+        f"server {cost['server_cores']:.2f} cores; direct cost {cost['direct_cost_ratio']:.2%} "
+        f"(probes {cost['bpf_cores']:.2%}, agent {cost['agent_cores']:.2%} of a core)"
+    )
+    for probe, run in cost["probes"].items():
+        say(f"  {probe:9} {run['hits_per_s']:7,} hits/s {run['ns_per_hit']:6,} ns each")
+
+
 def _ttft_ms(records: list[dict[str, Any]], begin_ns: int, end_ns: int) -> float:
     found: list[int] = [
         r["first_ns"] - r["start_ns"] for r in records if r["first_ns"] and begin_ns <= r["start_ns"] < end_ns
@@ -203,17 +207,18 @@ def run(directory: Path, pairs: int = PAIRS, say: Callable[[str], None] = print)
             server.wait_ready(say)
             server.pin({WORKER_CPU}, {OTHER_CPU})
             saturated = direct(directory, server, ("--closed", CLIENTS), 30.0)
-            say(
-                f"saturation: {saturated['requests_per_s']:.1f} requests/s, {saturated['tokens_per_s']:.0f} tokens/s"
-            )
+            tell("saturation", saturated, say)
             half_rate = ("--rate", saturated["requests_per_s"] / 2)
             half = direct(directory, server, half_rate, 30.0)
+            tell("half capacity", half, say)
             throughput, noise = paired(
                 directory, server, ("--closed", CLIENTS), measure=chunks_in, pairs=pairs, say=say
             )
+            say(f"tokens/s with the agent against without {throughput}; A/A {noise}")
             ttft, ttft_noise = paired(
                 directory, server, half_rate, measure=_ttft_ms, pairs=max(pairs // 3, 2), say=say
             )
+            say(f"median TTFT with the agent against without {ttft}; A/A {ttft_noise}")
         finally:
             server.stop()
     return {
