@@ -4,7 +4,8 @@
  *
  * Hooks the entry and exit of write and writev, and the exit of read and readv, one tracepoint per call:
  * other calls of the host pay 12 ns for it, these 64 ns. Writes are stamped at entry, reads at exit, so that
- * an edge never points backwards. Reads kernel memory only: no data.
+ * an edge never points backwards. A write to an eventfd is reported at its entry, as if it could not fail.
+ * Reads kernel memory only: no data.
  */
 #include "whyspan.bpf.h"
 #include "files.bpf.h"
@@ -55,23 +56,51 @@ struct {
 	__type(value, struct pending);
 } edges_pending SEC(".maps");
 
+/* An eventfd's operations, learnt from the first one seen: one read then tells what five did. */
+__u64 edges_eventfd_ops;
+
 static __always_inline __u32 edge_of(__u32 fd, __u64 *key)
 {
 	struct file *file = whyspan_file_of(whyspan_current(), fd);
-	struct whyspan_file what = {};
+	struct inode *inode;
+	__u64 ops;
 	__u16 mode;
 
 	if (!file)
 		return 0;
-	mode = BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT;
-	if (mode && (mode != S_IFIFO || !cfg.pipes))
-		return 0;
-	whyspan_describe_file(file, &what);
-	*key = what.key;
-	return what.kind == FILE_EVENTFD ? EDGE_EVENTFD : what.kind == FILE_PIPE ? EDGE_PIPE : 0;
+	ops = (__u64)BPF_CORE_READ(file, f_op);
+	if (!ops || ops != edges_eventfd_ops) {
+		inode = BPF_CORE_READ(file, f_inode);
+		mode = BPF_CORE_READ(inode, i_mode) & S_IFMT;
+		if (mode == S_IFIFO && cfg.pipes) {
+			*key = whyspan_key(BPF_CORE_READ(inode, i_pipe));
+			return EDGE_PIPE;
+		}
+		if (mode || whyspan_anon_kind(file) != FILE_EVENTFD)
+			return 0;
+		edges_eventfd_ops = ops;
+	}
+	*key = whyspan_key(BPF_CORE_READ(file, private_data));
+	return EDGE_EVENTFD;
 }
 
-static __noinline int enter_write(__u64 fd)
+static __always_inline void submit_write(const struct pending *write, __u64 id, __s64 bytes, __u64 end_ns,
+					 __s32 nr)
+{
+	struct edge_write *e =
+		whyspan_reserve(KIND_edge_write, write->ts_ns, (__u32)id, id >> 32, write->type);
+
+	if (!e)
+		return;
+	e->key = write->key;
+	e->duration_ns = end_ns - write->ts_ns;
+	e->bytes = bytes;
+	e->fd = write->fd;
+	e->syscall_nr = nr;
+	whyspan_submit(e);
+}
+
+static __noinline int enter_write(__u64 fd, __s32 nr)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 tgid = id >> 32, tid = id;
@@ -83,7 +112,12 @@ static __noinline int enter_write(__u64 fd)
 	if (!p.type)
 		return 0;
 	p.ts_ns = bpf_ktime_get_ns();
-	bpf_map_update_elem(&edges_pending, &tid, &p, BPF_ANY);
+	/* A write to an eventfd ends at once, unless 2^64 - 2 are in it: it need not be looked for at its
+	 * exit. */
+	if (p.type == EDGE_EVENTFD)
+		submit_write(&p, id, 8, p.ts_ns, nr);
+	else
+		bpf_map_update_elem(&edges_pending, &tid, &p, BPF_ANY);
 	return 0;
 }
 
@@ -92,7 +126,6 @@ static __noinline int exit_write(long ret, __s32 nr)
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 tgid = id >> 32, tid = id;
 	struct pending *p, write;
-	struct edge_write *e;
 
 	if (!whyspan_is_watched(tgid))
 		return 0;
@@ -101,17 +134,8 @@ static __noinline int exit_write(long ret, __s32 nr)
 		return 0;
 	write = *p;
 	bpf_map_delete_elem(&edges_pending, &tid);
-	if (ret <= 0)
-		return 0;
-	e = whyspan_reserve(KIND_edge_write, write.ts_ns, tid, tgid, write.type);
-	if (!e)
-		return 0;
-	e->key = write.key;
-	e->duration_ns = bpf_ktime_get_ns() - write.ts_ns;
-	e->bytes = ret;
-	e->fd = write.fd;
-	e->syscall_nr = nr;
-	whyspan_submit(e);
+	if (ret > 0)
+		submit_write(&write, id, ret, bpf_ktime_get_ns(), nr);
 	return 0;
 }
 
@@ -144,7 +168,7 @@ static __noinline int exit_read(long ret, __s32 nr)
 	SEC("tracepoint/syscalls/sys_enter_" #call)                                                          \
 	int edges_enter_##call(struct trace_event_raw_sys_enter *ctx)                                        \
 	{                                                                                                    \
-		return enter_write(ctx->args[0]);                                                            \
+		return enter_write(ctx->args[0], ctx->id);                                                   \
 	}
 #define EXIT(call, function)                                                                                 \
 	SEC("tracepoint/syscalls/sys_exit_" #call)                                                           \

@@ -7,8 +7,8 @@ from whyspan_probes.probe import NO_REGISTERS, Cost, Hook, Probe
 _EDGE = {
     "aux": "1 eventfd, 2 pipe",
     "key": "opaque key of the eventfd or pipe",
-    "duration_ns": "time in the call (writes)",
-    "bytes": "return value",
+    "duration_ns": "time in the call (writes to pipes)",
+    "bytes": "return value; 8 for a write to an eventfd, which is reported at its entry",
     "fd": "descriptor",
     "syscall_nr": "system call",
 }
