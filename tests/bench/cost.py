@@ -73,9 +73,13 @@ def probe_costs(seconds: float = STATS_S) -> dict[str, Any]:
 class Agent:
     """One ``whyspan run`` with default settings, its start timed."""
 
-    def __init__(self, directory: Path, pid: int, e2e_ms: float, cpus: set[int] | None = None) -> None:
+    def __init__(
+        self, directory: Path, pid: int, e2e_ms: float, cpus: set[int] | None = None, fresh: bool = True
+    ) -> None:
+        """Start it; *fresh* forgets what an earlier one in the same directory has learnt."""
         self.state = directory / "state"
-        shutil.rmtree(self.state, ignore_errors=True)
+        if fresh:
+            shutil.rmtree(self.state, ignore_errors=True)
         config = directory / "whyspan.toml"
         config.write_text(CONFIG.format(pid=pid, e2e_ms=e2e_ms, state=self.state))
         self.log = directory / "agent.log"

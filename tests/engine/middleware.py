@@ -1,4 +1,4 @@
-"""An ASGI middleware for vLLM's ``--middleware``: a CPU burst on the event loop while a file says so.
+"""An ASGI middleware for vLLM's ``--middleware``: a log line per request, and a CPU burst while a file says so.
 
 Runs inside vLLM's API server, in its environment: the standard library only.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 #: Names the file; it holds the burst's length in seconds, and its absence means none.
 SWITCH = "WHYSPAN_TEST_BURST_FILE"
+#: Bytes of the line that every request writes to the standard error, as access logs with all headers do.
+LOG_BYTES = 1000
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
@@ -27,7 +30,7 @@ def burn(seconds: float) -> int:
 
 
 class Burst:
-    """Delays every completion by what the file says, on the event loop."""
+    """Logs every completion, and delays it by what the file says, on the event loop."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -35,6 +38,7 @@ class Burst:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
+            sys.stderr.write(f"request {scope['path']} ".ljust(LOG_BYTES - 1, ".") + "\n")
             try:
                 with open(self.path, encoding="ascii") as file:
                     burn(float(file.read()))
