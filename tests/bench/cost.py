@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -98,6 +99,13 @@ class Agent:
                 raise RuntimeError(f"the agent did not start: {self.log.read_text()[-500:]}")
             time.sleep(0.005)
         self.start_s = time.monotonic() - began
+
+    def pin(self, cpus: set[int]) -> None:
+        """Move every thread of it. It cannot be started beside a thread that spins: it might never get so far."""
+        for process in self.processes():
+            for thread in process.threads():
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(thread.id, cpus)
 
     def processes(self) -> list[psutil.Process]:
         root = psutil.Process(self.process.pid)

@@ -178,7 +178,8 @@ def _block(directory: Path, pid: int, pattern: list[bool]) -> list[tuple[bool, i
             changes = on != (agent is not None) or not out
             if on and agent is None:
                 # With the baseline that the direct measurement has left: learning is paid once, not at each start.
-                agent = Agent(directory, pid, 0, {WORKER_CPU}, fresh=False)
+                agent = Agent(directory, pid, 0, {OTHER_CPU}, fresh=False)
+                agent.pin({WORKER_CPU})
             elif not on and agent is not None:
                 stop(agent.process)
                 agent = None

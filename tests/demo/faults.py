@@ -76,9 +76,11 @@ def cpu_hog(world: World) -> Iterator[Injected]:
     world.hog_group.set_weight(kind.weight)
     hog_process = spawn(
         python("tests.demo.hog", "--busy-ms", kind.busy_ms, "--rest-ms", kind.rest_ms),
-        world.server_cpu,
+        # Elsewhere at first: beside a thread that spins with sched_yield it might never get so far as to start.
+        os.sched_getaffinity(0) - {world.server_cpu} or {world.server_cpu},
         before_exec=world.hog_group.join,
     )
+    os.sched_setaffinity(hog_process.pid, {world.server_cpu})
     with _undo(stop, hog_process):
         started, before = time.monotonic(), run_delay_ns(world.engine.victim())
 
