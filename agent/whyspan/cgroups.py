@@ -103,6 +103,18 @@ def ancestors(path: str) -> list[str]:
 
 def paths_in(text: str) -> list[str]:
     """Return the paths of a /proc/PID/cgroup, the CPU controller's first and version 2's last."""
+    cpu, other, unified = _by_controller(text)
+    return cpu + other + unified
+
+
+def cpu_path_in(text: str) -> str:
+    """Return the path of the CPU controller under version 1, else that of the unified tree; "" when there is none."""
+    cpu, _, unified = _by_controller(text)
+    return cpu[0] if cpu else unified[-1] if unified else ""
+
+
+def _by_controller(text: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the paths of the CPU controller, of version 1's others and of version 2."""
     cpu: list[str] = []
     other: list[str] = []
     unified: list[str] = []
@@ -112,20 +124,7 @@ def paths_in(text: str) -> list[str]:
         if not colon:
             continue
         (unified if not controllers else cpu if "cpu" in controllers.split(",") else other).append(path)
-    return cpu + other + unified
-
-
-def cpu_path_in(text: str) -> str:
-    """Return the path of the CPU controller under version 1, else that of the unified tree; "" when there is none."""
-    unified = ""
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "cpu" in controllers.split(","):
-            return path
-        if not controllers:
-            unified = path
-    return unified
+    return cpu, other, unified
 
 
 def path_of_id(cgroup_id: int, found: Iterable[Mount]) -> str:

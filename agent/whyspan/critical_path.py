@@ -196,8 +196,8 @@ class _Walk:
 
     def __init__(self, timelines: Timelines, request: Request, own: frozenset[int]) -> None:
         self.timelines = timelines
-        self.edges = Edges.of(timelines)
-        self.inboxes = Inboxes.of(timelines)
+        self.edges = timelines.shared(Edges)
+        self.inboxes = timelines.shared(Inboxes)
         self.done: list[PathSegment] = []
         self.hops = 0
         self.steps = 0

@@ -62,12 +62,6 @@ class Edges:
         self._writes: dict[tuple[str, int], _Writes] = {}
         self._read_ts: dict[tuple[str, int], list[int]] = {}
 
-    @classmethod
-    def of(cls, timelines: Timelines) -> Edges:
-        """Return the edges of these timelines, made once and shared by all who ask."""
-        found: Edges = timelines.memo.get(cls) or timelines.memo.setdefault(cls, cls(timelines))
-        return found
-
     def reads_in(self, tid: int, after_ns: int, until_ns: int) -> bool:
         """Return whether the thread read anything in (after, until]."""
         ts, _ = self._reads_of(tid)

@@ -110,8 +110,6 @@ class Facts:
             self._ended(row)
 
     def _spun(self, events: Events, schema: Schema) -> None:
-        for tid in schema.select(events, "sched_exit")["tid"].tolist():
-            self._spinners.pop(tid)  # its number may come again
         left = schema.select(events, "sched_switch_out")
         if len(left):
             for tid in np.unique(left["tid"][(left["flags"] & _YIELDED) != 0]).tolist():
@@ -131,6 +129,7 @@ class Facts:
 
     def _ended(self, row: dict[str, Any]) -> None:
         tgid = row["tgid"]
+        self._spinners.pop(row["tid"])  # its number may come again
         # Ends in good order are many (every helper that is called) and explain nothing.
         if row["aux"] == 1 and row["exit_code"]:
             name, born = self.comm(tgid, row["tid"]), self._born.get(tgid) or 0

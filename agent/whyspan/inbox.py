@@ -28,14 +28,8 @@ class Inboxes:
     """What each process received from other processes of its service. Memoises per process."""
 
     def __init__(self, timelines: Timelines) -> None:
-        self._timelines, self._edges = timelines, Edges.of(timelines)
+        self._timelines, self._edges = timelines, timelines.shared(Edges)
         self._by_process: dict[int, tuple[list[int], list[_Message]]] = {}
-
-    @classmethod
-    def of(cls, timelines: Timelines) -> Inboxes:
-        """Return the inboxes of these timelines, made once and shared by all who ask."""
-        found: Inboxes = timelines.memo.get(cls) or timelines.memo.setdefault(cls, cls(timelines))
-        return found
 
     def latest(self, tid: int, tgid: int, after_ns: int, before_ns: int) -> Edge | None:
         """Return the newest message in (after, before) that another thread of the process took in, as an edge."""
@@ -111,7 +105,7 @@ def handover(timelines: Timelines, request: Request) -> tuple[int, int, int] | N
 
 def _sent(timelines: Timelines, tid: int, tgid: int, during: tuple[int, int]) -> tuple[int, int, int] | None:
     facts = timelines.facts
-    for read in Edges.of(timelines).sent(tid, *during):
+    for read in timelines.shared(Edges).sent(tid, *during):
         if read.tgid != tgid and facts.service(read.tgid) == facts.service(tgid):
             message = settled(timelines, read.tid, read.tgid, read.read_ns)
             return message.at_ns, message.tid, read.tgid

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from whyspan_probes.schema import Events, Schema
@@ -14,6 +14,9 @@ from whyspan.timeline import Layout, ThreadTimeline
 
 #: Events this long before a window are part of it: what woke, fed or delayed its first steps.
 NEAR_NS: Final = 200_000_000
+
+
+T = TypeVar("T")
 
 
 class Timelines:
@@ -43,8 +46,7 @@ class Timelines:
         # Kept: an index only refers to its array.
         self._arrays, self._older = arrays[first:], arrays[:first][::-1]
         self._chunks: list[ChunkIndex] = [index_of(c, schema) for c in self._arrays]
-        #: What others derive from these timelines and share between requests, by its class.
-        self.memo: dict[type, Any] = {}
+        self._memo: dict[Any, Any] = {}  # what others derive from these timelines, by its maker
         self._layout = Layout(schema)
         self._fd_kind = schema.kind("fd_block")
         self._threads: dict[int, ThreadTimeline] = {}
@@ -54,6 +56,13 @@ class Timelines:
         self._selected: dict[str, Events] = {}
         self._switches: dict[int, Events] = {}
         self._members: dict[int, int] | None = None
+
+    def shared(self, make: Callable[[Timelines], T]) -> T:
+        """Return what *make* derives from these timelines, made once for all who ask."""
+        if make not in self._memo:
+            self._memo[make] = make(self)
+        found: T = self._memo[make]
+        return found
 
     @property
     def event_count(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ import psutil
 from whyspan_probes.program_stats import StatsWindow
 
 from tests.bench.ports import free_port
-from tests.demo.procs import cpu_ns, favour, python, spawn, stop, wait_http
+from tests.demo.procs import cpu_ns, favour, pin, python, spawn, stop, wait_http
 
 SERVER_CPU, OTHER_CPU = 1, 0
 _PROBES = ("block_io", "edges", "fds", "sched", "sockets")
@@ -42,9 +41,9 @@ state_dir = "{state}"
 def bpf_runs() -> dict[str, tuple[int, int]]:
     """Return (run time in ns, runs) of each probe's programs so far, as counted while statistics are on."""
     shown = subprocess.run(["bpftool", "prog", "show", "-j"], capture_output=True, check=True).stdout
-    out = {}
+    programs, out = json.loads(shown), {}
     for probe in _PROBES:
-        ours = [p for p in json.loads(shown) if p.get("name", "").startswith(probe + "_")]
+        ours = [p for p in programs if p.get("name", "").startswith(probe + "_")]
         out[probe] = sum(p.get("run_time_ns", 0) for p in ours), sum(p.get("run_cnt", 0) for p in ours)
     return out
 
@@ -103,9 +102,7 @@ class Agent:
     def pin(self, cpus: set[int]) -> None:
         """Move every thread of it. It cannot be started beside a thread that spins: it might never get so far."""
         for process in self.processes():
-            for thread in process.threads():
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(thread.id, cpus)
+            pin(process.pid, cpus)
 
     def processes(self) -> list[psutil.Process]:
         root = psutil.Process(self.process.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -50,6 +51,13 @@ def spawn(
             before_exec()
 
     return subprocess.Popen(list(argv), cwd=ROOT, preexec_fn=prepare, start_new_session=True, **kwargs)  # noqa: PLW1509
+
+
+def pin(tgid: int, cpus: set[int]) -> None:
+    """Move every thread that a process has now."""
+    for task in Path(f"/proc/{tgid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(task.name), cpus)
 
 
 def favour(process: subprocess.Popen[bytes]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.demo.procs import DemoError, spawn
+from tests.demo.procs import DemoError, pin, spawn
 from tests.engine import install
 
 #: A Llama of 4 layers: about 2 ms of one CPU per step. The weights are random; the work is real.
@@ -144,9 +144,7 @@ class Server:
     def pin(self, worker: set[int], rest: set[int]) -> None:
         """Give the worker's threads some CPUs and all other threads others."""
         for pid in self.pids():
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                with suppress(OSError):
-                    os.sched_setaffinity(int(task.name), worker if pid == self.worker else rest)
+            pin(pid, worker if pid == self.worker else rest)
 
     def complete(self, prompt_tokens: int, max_tokens: int, headers: Mapping[str, str] | None = None) -> int:
         """Do one completion that is not streamed; return the HTTP status."""

@@ -9,11 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from whyspan.config import OTLP_PROTOCOLS
 from whyspan.model import Culprit, Finding, Request, RuledOut, Segment, Verdict
+
+if TYPE_CHECKING:
+    from tests.unit.receivers import Receiver
 
 MakeFinding = Callable[..., Finding]
 StartExporter = Callable[..., "subprocess.Popen[bytes]"]
@@ -132,3 +136,20 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
 def wait_for_fixture() -> Callable[..., None]:
     """Return `wait_for`."""
     return wait_for
+
+
+@pytest.fixture
+def no_otel_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the caller's environment decides where spans go."""
+    for name in [n for n in os.environ if n.startswith("OTEL_") or n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(params=OTLP_PROTOCOLS)
+def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
+    """A running receiver of either protocol."""
+    from tests.unit.receivers import RECEIVERS  # gRPC, which most tests do without
+
+    running = RECEIVERS[request.param]()
+    yield running
+    running.stop()

@@ -139,7 +139,7 @@ def test_no_hand_over_after_the_first_byte() -> None:
 
 
 def test_inboxes_know_who_took_a_message_in_and_when() -> None:
-    inboxes = Inboxes.of(engine().timelines(0, 0))
+    inboxes = engine().timelines(0, 0).shared(Inboxes)
     found = inboxes.latest(CORE, CORE, ns(0), ns(46))
     assert found is not None and (found.write_ns, found.tid, found.tgid) == (ns(45.3), CORE_IO, CORE)
     found = inboxes.latest(CORE, CORE, ns(0), ns(45))

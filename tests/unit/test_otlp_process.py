@@ -29,18 +29,7 @@ StartExporter = Callable[..., "subprocess.Popen[bytes]"]
 PROTOCOLS = list(RECEIVERS)
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in os.environ if n.startswith("OTEL_") or n.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture(name="receiver", params=PROTOCOLS)
-def receiver_fixture(request: pytest.FixtureRequest) -> Iterator[Receiver]:
-    """A running receiver of either protocol."""
-    receiver = RECEIVERS[request.param]()
-    yield receiver
-    receiver.stop()
+pytestmark = pytest.mark.usefixtures("no_otel_environment")
 
 
 class Collector:
