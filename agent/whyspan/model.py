@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from whyspan.marks import Mark
+
 if TYPE_CHECKING:  # numpy stays out of the processes that only handle findings
     from whyspan_probes.schema import Events
 
@@ -110,6 +112,7 @@ class Batch:
     heads: list[HttpHead] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)  # by time
 
     def __post_init__(self) -> None:
         from whyspan_probes.schema import EVENT

@@ -20,6 +20,7 @@ import numpy as np
 from whyspan_probes.schema import EVENT, HEAD_FIELDS, EventType, Schema
 
 from whyspan.errors import RecordingError
+from whyspan.marks import Mark
 from whyspan.model import Batch, Fact, HttpHead
 
 MAGIC = b"WHYSPAN\0"
@@ -54,6 +55,7 @@ class _Batch(msgspec.Struct, array_like=True):
     heads: list[HttpHead]
     facts: list[Fact]
     lost: dict[str, int]
+    marks: list[Mark] = []
 
 
 def _types(schema: Schema) -> list[_Type]:
@@ -82,7 +84,12 @@ class Writer:
     def add(self, batch: Batch) -> None:
         """Append one batch."""
         record = _Batch(
-            batch.now_ns, np.ascontiguousarray(batch.events).tobytes(), batch.heads, batch.facts, batch.lost
+            batch.now_ns,
+            np.ascontiguousarray(batch.events).tobytes(),
+            batch.heads,
+            batch.facts,
+            batch.lost,
+            batch.marks,
         )
         self._block(_BATCH, msgspec.msgpack.encode(record))
 
@@ -168,7 +175,7 @@ class Reader:
             except (msgspec.DecodeError, ValueError) as e:
                 self.torn = f"unreadable batch: {e}"
                 return
-            yield Batch(b.now_ns, events, b.heads, b.facts, b.lost)
+            yield Batch(b.now_ns, events, b.heads, b.facts, b.lost, b.marks)
 
     def close(self) -> None:
         """Close the file."""
