@@ -28,7 +28,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-PACKAGES := clang llvm libbpf-dev bpftool python3-bpfcc libelf-dev clang-format python3-venv debootstrap
+PACKAGES := clang llvm libbpf-dev bpftool python3-bpfcc libelf-dev clang-format python3-venv python3-dev g++ debootstrap
 MISSING = $(shell for p in $(PACKAGES); do \
 	dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done)
 
@@ -39,6 +39,7 @@ PROBES := probes/whyspan_probes
 BPF_SOURCES := $(wildcard $(PROBES)/*.bpf.c)
 BPF_HEADERS := $(wildcard $(PROBES)/*.bpf.h)
 BPF_OBJECTS := $(BPF_SOURCES:.bpf.c=.bpf.o)
+MARKER := probes/whyspan_inproc/whyspan_inproc/_marker.abi3.so
 BPF_CFLAGS := -g -O2 -target bpf -D__TARGET_ARCH_$(ARCH) -isystem $(BUILD) -I$(PROBES) -Wall -Werror -Wpadded
 VMLINUX_BTF ?= /sys/kernel/btf/vmlinux
 
@@ -66,7 +67,11 @@ $(STAMP): pyproject.toml | deps
 	$(Q)touch $@
 
 .PHONY: build
-build: $(BPF_OBJECTS) ## Compile every probes/whyspan_probes/*.bpf.c
+build: $(BPF_OBJECTS) $(MARKER) ## Compile every probes/whyspan_probes/*.bpf.c, and the marker of whyspan_inproc
+
+$(MARKER): $(MARKER:.abi3.so=.c) | $(STAMP)
+	$(call msg,CC,$@)
+	$(Q)$(BIN)/python -m tests.build_inproc > /dev/null
 
 $(BUILD)/vmlinux.h: | deps
 	$(call msg,BTF,$@)
@@ -88,6 +93,10 @@ $(BUILD)/vmlinux.h: | deps
 vllm: venv ## Install vLLM for the CPU into an environment of its own (3.4 GB, once, 2-4 min)
 	$(Q)$(BIN)/python -m tests.engine.install
 
+.PHONY: llama
+llama: venv ## Build llama-cpp-python for the CPU into an environment of its own (once, 5-8 min)
+	$(Q)$(BIN)/python -m tests.engine.llama_install
+
 .PHONY: roots
 roots: venv ## Make the root folders of other Debian releases that tests run in (40 s, 0.3 GB, root; cached)
 	$(Q)$(if $(SUDO),$(SUDO) env WHYSPAN_CACHE='$(WHYSPAN_CACHE)') $(BIN)/python -m tests.roots
@@ -102,7 +111,7 @@ demo: venv build $(filter vllm,$(ENGINE)) ## Inject four faults into a server an
 TEST_SUDO = $(if $(SUDO),$(shell command -v sudo >/dev/null && echo sudo env WHYSPAN_REQUIRE='$(WHYSPAN_REQUIRE)' WHYSPAN_CACHE='$(WHYSPAN_CACHE)'))
 
 .PHONY: test
-test: venv build vllm ## Run the tiers unit, bpf and engine (WHYSPAN_REQUIRE=bpf,engine turns skips into failures)
+test: venv build vllm llama ## Run the tiers unit, bpf and engine (WHYSPAN_REQUIRE=bpf,engine turns skips into failures)
 	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/engine) $(ARGS)
 
 .PHONY: check

@@ -139,6 +139,13 @@ class _Class:
         )
 
 
+class _Model(NamedTuple):
+    """The identity of a service's model, and since when another is seen in its place."""
+
+    identity: dict[str, str]
+    other_since_ns: int = 0
+
+
 class Baseline:
     """The usual figures of every class seen; the class used longest ago goes when there are too many.
 
@@ -151,6 +158,7 @@ class Baseline:
     def __init__(self) -> None:
         self._classes: OrderedDict[str, _Class] = OrderedDict()
         self._like: dict[tuple[str, bool], str] = {}  # of failed requests: the class that measures them
+        self._models: dict[str, _Model] = {}
 
     def observe(
         self,
@@ -182,6 +190,25 @@ class Baseline:
         if found.count == MIN_COUNT:
             self._like.clear()
         return True
+
+    def model(self, service: str) -> dict[str, str]:
+        """Return the identity of the model that the service's figures were learnt on; empty when not known."""
+        found = self._models.get(service)
+        return found.identity if found is not None else {}
+
+    def observe_model(self, service: str, identity: Mapping[str, str], now_ns: int) -> None:
+        """Take in what a service's engine says of its model. Another one takes its place after an hour."""
+        found = self._models.get(service)
+        if not identity or (found is not None and found.identity == identity and not found.other_since_ns):
+            return
+        if found is None or found.identity == identity:
+            if found is None and len(self._models) >= MAX_CLASSES:
+                return
+            self._models[service] = _Model(dict(identity))
+        elif not found.other_since_ns or now_ns < found.other_since_ns:
+            self._models[service] = found._replace(other_since_ns=max(now_ns, 1))
+        elif now_ns - found.other_since_ns > _HOUR_NS:
+            self._models[service] = _Model(dict(identity))
 
     def usual(self, request: Request) -> Usual | None:
         """Return the figures of the request's class, or None until it has 50 ordinary requests.
@@ -261,6 +288,7 @@ class Baseline:
                 key: {"count": c.count, "usual": c.usual, "samples": [list(s) for s in c.samples]}
                 for key, c in self._classes.items()
             },
+            "models": {service: m.identity for service, m in self._models.items()},
         }
 
     @classmethod
@@ -274,6 +302,8 @@ class Baseline:
             c.count = int(item["count"])
             c.usual = dict(item["usual"])
             c.samples.extend(_Sample(*s) for s in item["samples"])
+        for service, identity in data.get("models", {}).items():
+            made._models[service] = _Model({str(k): str(v) for k, v in identity.items()})
         return made
 
 

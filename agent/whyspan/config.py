@@ -25,7 +25,10 @@ OVERRIDES_ENV = "WHYSPAN_OVERRIDES"
 SYSTEM_PATH = Path("/etc/whyspan/whyspan.toml")
 #: struct sockaddr_un.sun_path holds 108 bytes with its final NUL.
 _SOCKET_PATH_BYTES = 107
+_MAX_TEMPLATES = 32  # each is a time series
 OTLP_PROTOCOLS = ("grpc", "http/protobuf")
+FEED_KINDS = ("kv_events", "forward_pass", "metrics", "health")
+FEED_ENGINES = ("vllm", "sglang", "llama.cpp")
 
 Milliseconds = Annotated[float, Meta(ge=0)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
@@ -101,8 +104,45 @@ class Collector(_Section, frozen=True):
     budget_target_ratio: Ratio = 0.01  # of what the targets burn
     record: str = ""
     header_allow: tuple[str, ...] = ("x-request-id", "x-tenant-id")
+    template_allow: tuple[str, ...] = ()
     disable_probes: tuple[str, ...] = ()
     btf: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.template_allow) > _MAX_TEMPLATES:
+            raise ValueError(f"template_allow has more than {_MAX_TEMPLATES} tags")
+
+
+class NamedFeed(_Section, frozen=True):
+    """A feed that cannot be found: of the watched process of *service*, at an address."""
+
+    service: str
+    kind: str
+    endpoint: str
+    engine: str = "vllm"
+    replay: str = ""
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in FEED_KINDS:
+            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(FEED_KINDS)}")
+        if self.engine not in FEED_ENGINES:
+            raise ValueError(f"engine {self.engine!r} is not one of {', '.join(FEED_ENGINES)}")
+        if not self.service or not self.endpoint or len(self.endpoint) + len(self.replay) > 400:
+            raise ValueError("a feed needs a service and an endpoint, at most 400 characters long")
+
+
+class Feeds(_Section, frozen=True):
+    """What engines publish of themselves; read by a process of its own."""
+
+    enabled: bool = True
+    kv_events: bool = True
+    forward_pass: bool = True
+    metrics: bool = True
+    health: bool = True
+    interval_s: Annotated[float, Meta(ge=1, le=3600)] = 5  # between two looks at /metrics and health
+    timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 2
+    named: tuple[NamedFeed, ...] = ()
 
 
 class StoreSection(_Section, frozen=True):
@@ -149,6 +189,7 @@ class Config(_Section, frozen=True):
     targets: Targets = Targets()
     slo: Slo = Slo()
     collector: Collector = Collector()
+    feeds: Feeds = Feeds()
     store: StoreSection = StoreSection()
     otlp: Otlp = Otlp()
     run: Run = Run()

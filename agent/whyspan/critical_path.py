@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from whyspan.edges import Edge, Edges
+from whyspan.engines import EngineView
 from whyspan.inbox import Inboxes, handover
 from whyspan.model import UNFINISHED, Request
 from whyspan.syscalls import NOT_APPLICABLE, SEND
@@ -27,6 +28,8 @@ from whyspan.timeline import (
 from whyspan.unfinished import unfinished_work
 
 NET_RX: Final = 3  # softirq vector. Source: include/linux/interrupt.h
+#: States of a thread that a signal or a debugger stopped: __TASK_STOPPED, __TASK_TRACED. Source: include/linux/sched.h
+STOPPED: Final = 0x0004 | 0x0008
 
 MAX_SLICES: Final = 256
 MAX_STEPS: Final = 20_000
@@ -82,7 +85,12 @@ class Path(NamedTuple):
         return sum(s.ns for s in self.segments if s.state in states)
 
 
-def walk(timelines: Timelines, request: Request, own: frozenset[int] = frozenset()) -> Path:
+def walk(
+    timelines: Timelines,
+    request: Request,
+    own: frozenset[int] = frozenset(),
+    engine: EngineView | None = None,
+) -> Path:
     """Return the critical path of a request; of one that has not ended, up to its ``end_ns``.
 
     The interval is cut where the front end read it, where it handed it to another process of the service, and
@@ -94,14 +102,16 @@ def walk(timelines: Timelines, request: Request, own: frozenset[int] = frozenset
         timelines: The window.
         request: The request, or a slice of it.
         own: The threads set to work for it, where they are known from an earlier slice.
+        engine: What its engine's marks tell: where the request passed from thread to thread, and what the threads
+            that spin were waiting for.
 
     Raises:
         TilingError: The result does not tile the interval; a defect of this module.
     """
-    walker = _Walk(timelines, request, own)
+    walker = _Walk(timelines, request, own, engine)
     if request.end_ns > request.start_ns:
         lo = request.start_ns
-        for hi, tid, tgid in cuts(timelines, request):
+        for hi, tid, tgid in cuts(timelines, request, engine):
             walker.slice(lo, hi, tid, tgid)
             lo = hi
     path = Path(request.start_ns, max(request.end_ns, request.start_ns), merged(walker.done), walker.hops)
@@ -131,7 +141,9 @@ def merged(segments: list[PathSegment]) -> list[PathSegment]:
     return out
 
 
-def cuts(timelines: Timelines, request: Request) -> list[tuple[int, int, int]]:
+def cuts(
+    timelines: Timelines, request: Request, engine: EngineView | None = None
+) -> list[tuple[int, int, int]]:
     """Return the ends of the slices as (time, tid, tgid), ascending; the last is the request's end."""
     rows = timelines.keyed("sock_send", "key", request.cookie)
     found: list[tuple[int, int, int]] = []
@@ -154,10 +166,22 @@ def cuts(timelines: Timelines, request: Request) -> list[tuple[int, int, int]]:
         # Before it was read it waited for the reader: what did that thread do instead?
         found = [c for c in found if c[0] > request.recv_ns]
         found.insert(0, (request.recv_ns, request.start_tid, request.tgid))
-    handed = handover(timelines, request)
-    if handed is not None and handed[0] < request.end_ns:
-        found = sorted([*found, handed])
-    return [*found, (request.end_ns, end_tid, request.tgid)]
+    passed = engine.cuts() if engine is not None else []
+    if not passed:
+        handed = handover(timelines, request)
+        passed = [handed] if handed is not None and handed[0] < request.end_ns else []
+    # Before it was read nobody had it, whatever a mark says.
+    found = sorted([*found, *(p for p in passed if p[0] > request.recv_ns)])
+    end = end_tid, request.tgid
+    if engine is not None and _unfinished(request):
+        # What has not come is with whoever has the request.
+        holder = engine.holder(request.end_ns)
+        end = holder if holder is not None and timelines.longer(holder[0]).known else end
+    return [*found, (request.end_ns, *end)]
+
+
+def _unfinished(request: Request) -> bool:
+    return request.outcome == "open" or request.outcome in UNFINISHED
 
 
 def own_threads(timelines: Timelines, request: Request) -> frozenset[int]:
@@ -194,7 +218,10 @@ def own_threads(timelines: Timelines, request: Request) -> frozenset[int]:
 class _Walk:
     """The state of one walk; ``done`` holds the finished slices, ascending."""
 
-    def __init__(self, timelines: Timelines, request: Request, own: frozenset[int]) -> None:
+    def __init__(
+        self, timelines: Timelines, request: Request, own: frozenset[int], engine: EngineView | None
+    ) -> None:
+        self.handoffs = engine.handoffs if engine is not None and engine.core else None
         self.timelines = timelines
         self.edges = timelines.shared(Edges)
         self.inboxes = timelines.shared(Inboxes)
@@ -203,7 +230,7 @@ class _Walk:
         self.steps = 0
         self._request = request
         self._own: frozenset[int] | None = own or None
-        self._unfinished = request.outcome == "open" or request.outcome in UNFINISHED
+        self._unfinished = _unfinished(request)
 
     @property
     def own(self) -> frozenset[int]:
@@ -218,7 +245,8 @@ class _Walk:
         stall = 0
         edge: Edge | None = None
         guess: tuple[int, int, int] | None = None
-        awaited = not (self._unfinished and hi == self._request.end_ns)
+        marked = self.handoffs is not None and self.handoffs.knows(tid)
+        awaited = marked or not (self._unfinished and hi == self._request.end_ns)
         guessed_from = -1  # from here on in `back` the thread was chosen by inference
         polled = False  # the edge is a message that a spinning thread looked for
         while t > lo:
@@ -236,11 +264,15 @@ class _Walk:
             if state == RUNNING and edge is None:
                 edge = self._edge(tid, start, t)
                 seen = None
-                if self.timelines.facts.spins(tid):
+                marked = self.handoffs is not None and self.handoffs.knows(tid)
+                if marked:
+                    seen = self._handed(tid, max(thread.awake_since(start), lo), t)
+                elif self.timelines.facts.spins(tid):
                     seen = self.inboxes.latest(tid, tgid, max(thread.awake_since(start), lo), t)
                 # What came last is what it went on with: a channel may be read long after it was written to.
-                polled = seen is not None and (edge is None or seen.write_ns > edge.write_ns)
-                edge = seen if polled else edge
+                latest = seen is not None and (edge is None or seen.write_ns > edge.write_ns)
+                polled = latest and not marked
+                edge = seen if latest else edge
             if (
                 edge is not None
                 and state in (RUNNING, RUNNABLE, WAKEUP, THROTTLED)
@@ -251,7 +283,7 @@ class _Walk:
             hop: tuple[int, int, int] | None = None
             if state == BLOCKED:
                 wait = thread.wait(at)
-                hop = self._waker(tid, wait, t)
+                hop = self._waker(tid, wait, t) or self._napped(tid, wait, max(start, lo), t)
                 if not awaited and (hop is None or hop[1] not in self.own):
                     # Whoever woke it did not bring what the request was waiting for.
                     at_ns = wait.end_ns if wait.start_ns < wait.end_ns < t else t
@@ -295,11 +327,25 @@ class _Walk:
         self.done.extend(reversed(back))
 
     def _blocked(self, piece: PathSegment, wait: Wait) -> PathSegment:
-        if wait.context == NO_WAKE and wait.syscall_nr <= NOT_APPLICABLE:
+        if wait.context == NO_WAKE and wait.syscall_nr <= NOT_APPLICABLE and not wait.prev_state & STOPPED:
             return piece._replace(state=UNKNOWN_STATE, inferred=False)
         # A watched waker that could not be followed: its own switches were lost.
         astray = wait.context == TASK and self.timelines.watched(wait.waker_tid)
         return piece._replace(inferred=piece.inferred or astray, wait=wait)
+
+    def _napped(self, tid: int, wait: Wait, after_ns: int, before_ns: int) -> tuple[int, int, int] | None:
+        """Return where to go on from a thread of the engine that polled in its sleep: no wake-up told it anything."""
+        if self.handoffs is None or wait.context == TASK or wait.prev_state & STOPPED:
+            return None
+        found = self._handed(tid, after_ns, before_ns)
+        return (found.write_ns, found.tid, found.tgid) if found is not None else None
+
+    def _handed(self, tid: int, after_ns: int, before_ns: int) -> Edge | None:
+        """Return what a thread of the engine waited for awake, as its marks tell."""
+        found = self.handoffs.latest(tid, after_ns, before_ns) if self.handoffs is not None else None
+        if found is None or not (self.timelines.watched(found.tid) or self.timelines.longer(found.tid).known):
+            return None
+        return Edge(found.at_ns, found.at_ns, found.tid, found.tgid)
 
     def _edge(self, tid: int, run_start: int, t: int) -> Edge | None:
         """Return the data edge into the run that ends at *t*, if the reader was awake when it was written."""

@@ -140,6 +140,8 @@ class Discovery:
         """*supervisor* and its children, and this process, are never watched, whoever their ancestors are."""
         self._targets = targets
         self._own, self._supervisor = os.getpid(), supervisor
+        #: Processes of ours that are not the supervisor's children: never watched either.
+        self.helpers: set[int] = set()
         self._by_library, self._listens = by_library, has_listener
         self._judged: dict[int, float] = {}  # tgid -> start time
         self._again: dict[int, int] = {}  # young processes get a second look: they exec, map and listen later
@@ -213,7 +215,11 @@ class Discovery:
             self._again.pop(tgid, None)
 
     def _judge(self, c: Candidate) -> Found | None:
-        if c.tgid == self._own or (self._supervisor and self._supervisor in (c.tgid, c.ppid)):
+        if (
+            c.tgid == self._own
+            or c.tgid in self.helpers
+            or (self._supervisor and self._supervisor in (c.tgid, c.ppid))
+        ):
             return None
         cgroup = cgroup_of(c.tgid) if self._targets.match else ""
         for target in self._targets.match:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,11 @@ from whyspan_probes.schema import EVENT, Events, Schema
 from whyspan import critical_path, slices, verdict
 from whyspan.baseline import Baseline, Objectives
 from whyspan.causes import Classified, Context, classify
+from whyspan.causes.engine_frozen import frozen_since
+from whyspan.engines import EngineTable, EngineView, anonymous
+from whyspan.engines.anonymous import OnPath
 from whyspan.facts import Facts
+from whyspan.marks import Mark
 from whyspan.model import FAILED, Batch, Finding, Request, Segment
 from whyspan.recorder import Recorder
 from whyspan.requests import RequestTable
@@ -52,6 +57,7 @@ class Settings:
     ordinary_per_s: float = 0.2
     window_ns: int = 60 * _SECOND_NS
     recorder_bytes: int = 32 << 20
+    template_allow: frozenset[str] = frozenset()  # tags of prompt templates that are told apart
 
 
 class _Tokens:
@@ -83,6 +89,7 @@ class _Long:
     reported: bool = False
     carried: Events = field(default_factory=lambda: np.empty(0, EVENT))
     own: frozenset[int] = frozenset()  # the threads set to work for it, seen in the first slice
+    path: tuple[OnPath, ...] = ()  # its critical path, as far as steps that name no requests lie on it
 
 
 class Engine:
@@ -92,13 +99,24 @@ class Engine:
     ``failed`` for failed requests.
     """
 
-    def __init__(self, schema: Schema, settings: Settings, baseline: Baseline | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        settings: Settings,
+        baseline: Baseline | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """*between* is called after each explanation: a batch of many takes seconds, and rings do not wait."""
+        self._between = between
         self.baseline = baseline or Baseline()
         self.facts = Facts()
         self.counts: Counter[tuple[str, str, str]] = Counter()  # name, service, label
         self._schema, self._settings = schema, settings
         self._recorder = Recorder(settings.window_ns, settings.recorder_bytes)
         self._requests = RequestTable(schema, settings.instance)
+        self.engines = EngineTable(settings.window_ns, settings.template_allow)
+        self._later_marks: list[Mark] = []
+        self._later_steps: list[anonymous.Seen] = []
         self._long: dict[tuple[int, int], _Long] = {}
         self._buckets: dict[tuple[str, str], _Tokens] = {}
         self._open_checked_ns = 0
@@ -109,6 +127,7 @@ class Engine:
         self.facts.update(batch, self._schema)
         self._recorder.add(batch)
         ended = self._requests.feed(batch, self.facts)
+        self._feed_engines(batch, ended)
         findings = []
         for service, group in groupby(sorted(ended, key=lambda r: r.service), key=lambda r: r.service):
             findings += self._finished(service, list(group), batch.now_ns)
@@ -117,6 +136,24 @@ class Engine:
             findings += self._still_open(batch.now_ns)
         findings.sort(key=lambda f: (f.request.end_ns, f.request.trace_id))
         return findings
+
+    def _feed_engines(self, batch: Batch, ended: list[Request]) -> None:
+        # Like everything else, marks newer than the drain wait for the next batch: their request may be in it.
+        marks = [*self._later_marks, *batch.marks]
+        marks.sort(key=lambda mark: mark.ts_ns)
+        due = bisect_right(marks, batch.now_ns, key=lambda mark: mark.ts_ns)
+        self._later_marks = marks[due:]
+        steps = [*self._later_steps, *anonymous.of_events(batch.events, self._schema)]
+        steps.sort(key=lambda step: step.ts_ns)
+        now = bisect_right(steps, batch.now_ns, key=lambda step: step.ts_ns)
+        self._later_steps = steps[now:]
+        self.engines.begun(self._requests.began)
+        self.engines.seen(steps[:now])
+        self.engines.feed(marks[:due], self.facts, batch.now_ns)
+        self.engines.ended(ended)
+        exits = self._schema.select(batch.events, "sched_exit")
+        for tgid, ts_ns in exits[exits["aux"] == 1][["tgid", "ts_ns"]].tolist() if len(exits) else ():
+            self.engines.gone(tgid, ts_ns)
 
     def flush(self, now_ns: int) -> list[Finding]:
         """Explain what ended and was still waiting for a later batch, as at the end of a recording."""
@@ -180,8 +217,11 @@ class Engine:
             for r, reason, is_ordinary in group:
                 finding, whole = self._explain(r, reason, self._long.pop((r.cookie, r.seq), None))
                 if is_ordinary:
+                    view = EngineView(self.engines, r, self.facts)
+                    self.baseline.observe_model(service, view.model, now_ns)
                     self.baseline.observe(r, finding.causes, whole.ttft_causes)
                 findings.append(finding)
+                self._between()
         self._shared = None
         return findings
 
@@ -218,8 +258,10 @@ class Engine:
             timelines = Timelines(
                 self._schema, self._chunks(start_ns, end_ns, long), start_ns, end_ns, self.facts
             )
-        ctx = Context(timelines, part)
-        path = critical_path.walk(timelines, part, long.own if long is not None else frozenset())
+        walked = long.path if long is not None else ()
+        view = EngineView(self.engines, part, self.facts, self.baseline.model(part.service), walked)
+        path = critical_path.walk(timelines, part, long.own if long is not None else frozenset(), view)
+        ctx = Context(timelines, part, view.walked((s.start_ns, s.end_ns, s.tid) for s in path.segments))
         return classify(path, ctx), ctx
 
     def _carry(self, long: _Long, ctx: Context, segments: list[Segment]) -> None:
@@ -244,14 +286,22 @@ class Engine:
     def _still_open(self, now_ns: int) -> list[Finding]:
         findings = []
         retained = now_ns - (self._recorder.oldest_ns() or now_ns)
+        frozen: dict[int, int] = {}  # engine cores, and since when they make no progress
         for r in self._requests.open_requests():
             key = (r.cookie, r.seq)
             age_ms = (now_ns - r.start_ns) / 1e6
             limit = self._settings.objectives(r.service).e2e_ms
             long = self._long.get(key)
-            late = limit and age_ms > max(limit, _OPEN_AGE_NS / 1e6) and not (long and long.reported)
-            if late and self._bucket(r.service, "open", _OPEN_PER_S).take(now_ns):
-                findings.append(self._report_open(r, now_ns, limit))
+            reason = ""
+            if not (long and long.reported):
+                if limit and age_ms > max(limit, _OPEN_AGE_NS / 1e6):
+                    reason = f"latency {age_ms:.0f} ms and still open, over the objective of {limit:g} ms"
+                elif stuck := self._stuck(r, now_ns, frozen):
+                    reason = (
+                        f"latency {age_ms:.0f} ms and still open; no progress of its engine for {stuck:.0f} s"
+                    )
+            if reason and self._bucket(r.service, "open", _OPEN_PER_S).take(now_ns):
+                findings.append(self._report_open(r, now_ns, reason))
                 self._long.setdefault(key, _Long(r.start_ns)).reported = True
             covered = long.until_ns if long else r.start_ns
             # Explained in slices while the events are still there; half of what is kept is left as margin.
@@ -262,6 +312,7 @@ class Engine:
                 if not kept.parts:
                     kept.own = critical_path.own_threads(ctx.timelines, ctx.request)
                 self._carry(kept, ctx, part.segments)
+                kept.path = ctx.engine.path if ctx.engine is not None else ()
                 part.segments[:] = slices.compact(part.segments)
                 kept.parts.append(part._replace(path=part.path._replace(segments=[])))
                 kept.until_ns = now_ns
@@ -273,12 +324,30 @@ class Engine:
             self._long = {k: v for k, v in self._long.items() if k in alive}
         return findings
 
-    def _report_open(self, request: Request, now_ns: int, limit_ms: float) -> Finding:
+    def _stuck(self, request: Request, now_ns: int, frozen: dict[int, int]) -> float:
+        """Return for how many seconds the engine of a request has been frozen; 0 when it is not.
+
+        *frozen* keeps what is found of each core.
+        """
+        if now_ns - request.start_ns < _OPEN_AGE_NS:
+            return 0.0
+        jobs = self.engines.jobs_of(request)
+        # One whose jobs have ended waits for its front end; one without any has not got to the engine.
+        cores = (
+            {job.core for job in jobs if not job.finished_ns}
+            if jobs
+            else self.engines.cores(request.service, self.facts)
+        )
+        for core in cores:
+            if core not in frozen:
+                frozen[core] = frozen_since(self.engines, core, now_ns)
+        since = max((frozen[core] for core in cores), default=0)
+        return (now_ns - since) / 1e9 if since else 0.0
+
+    def _report_open(self, request: Request, now_ns: int, reason: str) -> Finding:
         seen = msgspec.structs.replace(
             request, end_ns=now_ns, end_tid=request.end_tid or request.start_tid, outcome="open"
         )
-        age_ms = (now_ns - seen.start_ns) / 1e6
-        reason = f"latency {age_ms:.0f} ms and still open, over the objective of {limit_ms:g} ms"
         return self._explain(seen, reason, self._long.get((request.cookie, request.seq)))[0]
 
 

@@ -60,6 +60,10 @@ class Lru(Generic[K, V]):
         """Forget an entry, if there is one."""
         self._items.pop(key, None)
 
+    def items(self) -> list[tuple[K, V]]:
+        """Return all keys with their values, longest unused first."""
+        return list(self._items.items())
+
     def values(self) -> list[V]:
         """Return all values, longest unused first."""
         return list(self._items.values())
@@ -96,10 +100,13 @@ class Facts:
         for row in _decoded(batch.events, schema, "sched_name"):
             self._named(row["tid"], row["tgid"], _text(row["comm"]), bool(row["flags"] & 0x00200000))
         for row in _decoded(batch.events, schema, "sched_exec"):
-            self._named(row["tid"], row["tgid"], _text(row["comm"]), True)
+            self._executed(row["tid"], row["tgid"], _text(row["comm"]))
         for fact in batch.facts:
             if isinstance(fact, ProcessFact):
-                self._processes.put(fact.tgid, fact)
+                known = self._processes.get(fact.tgid)
+                # Of one that has ended little can be said: that it was ours is not forgotten over it.
+                if known is None or not known.service or fact.service or fact.start_ticks:
+                    self._processes.put(fact.tgid, fact)
             elif isinstance(fact, ThreadFact):
                 self._threads.put(fact.tid, fact)
             elif isinstance(fact, CgroupFact):
@@ -123,7 +130,12 @@ class Facts:
             self._born.put(child, row["ts_ns"])
         parent = self._processes.get(row["tgid"])
         if child != row["tgid"] and parent is not None and self._processes.get(child) is None:
-            self._processes.put(child, msgspec.structs.replace(parent, tgid=child, comm=comm or parent.comm))
+            self._processes.put(
+                child,
+                msgspec.structs.replace(
+                    parent, tgid=child, comm=comm or parent.comm, parent=parent.tgid, start_ticks=0, vpid=0
+                ),
+            )
         if comm:
             self._threads.put(row["child_tid"], ThreadFact(row["child_tid"], child, comm))
 
@@ -144,6 +156,13 @@ class Facts:
         elif (tid == tgid or whole) and not known.service:
             self._processes.put(tgid, msgspec.structs.replace(known, comm=comm))
 
+    def _executed(self, tid: int, tgid: int, comm: str) -> None:
+        self._named(tid, tgid, comm, True)
+        known = self._processes.get(tgid)
+        # What only its birth told of it holds its parent's name.
+        if known is not None and known.comm != comm and not known.start_ticks:
+            self._processes.put(tgid, msgspec.structs.replace(known, comm=comm, exe=""))
+
     def process(self, tgid: int) -> ProcessFact | None:
         """Return what is known of a process, or None."""
         return self._processes.get(tgid)
@@ -152,6 +171,11 @@ class Facts:
         """Return the service a process belongs to, empty when it is not watched."""
         fact = self._processes.get(tgid)
         return "" if fact is None else fact.service
+
+    def parent(self, tgid: int) -> int:
+        """Return the process that started a process; 0 when not known."""
+        fact = self._processes.get(tgid)
+        return 0 if fact is None else fact.parent
 
     def tgids(self, service: str) -> frozenset[int]:
         """Return the known processes of a service."""

@@ -52,6 +52,7 @@ def process_fact(tgid: int, service: str, proc: Path = Path("/proc")) -> Process
         vpid=_vpid(_read(folder / "status")),
         container_id=clean(container.id, _MAX_NAME),
         pod_uid=container.pod_uid,
+        parent=int(stat[1]) if len(stat) > 1 else 0,
     )
 
 

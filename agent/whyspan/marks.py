@@ -27,8 +27,8 @@ _Ns = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Id = Annotated[str, Meta(max_length=128)]
 _Name = Annotated[str, Meta(max_length=128)]
 _Text = Annotated[str, Meta(max_length=256)]
-_Trace = Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")]
-_Span = Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?$")]
+_Trace = Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+_Span = Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")]
 _Numbers = Annotated[list[_Count], Meta(max_length=4096)]
 
 
@@ -112,8 +112,8 @@ class Queued(_Body, frozen=True):
     trace_id: _Trace = ""
     priority: int = 0
     block_size: _Count = 0
-    chain: Annotated[str, Meta(max_length=2048, pattern=r"^[0-9a-f]*$")] = ""
-    blocks: Annotated[str, Meta(max_length=2048, pattern=r"^[0-9a-f]*$")] = ""
+    chain: Annotated[str, Meta(max_length=2048, pattern=r"^[0-9a-f]*\Z")] = ""
+    blocks: Annotated[str, Meta(max_length=2048, pattern=r"^[0-9a-f]*\Z")] = ""
 
 
 class Scheduled(msgspec.Struct, frozen=True, array_like=True):
@@ -253,13 +253,18 @@ class Generated(_Body, frozen=True):
 
 
 class CacheChanged(_Body, frozen=True):
-    """transformers: the cache was cropped, reset, offloaded, evicted; or a paged cache's state (``op`` state)."""
+    """transformers: the cache was cropped, reset, offloaded, evicted; or a paged cache's state (``op`` state).
+
+    ``op`` of a paged cache also: denied (``request`` got no blocks for ``tokens`` more), restored (from the host).
+    ``offloaded`` and ``evicted`` with a ``request``: it lost ``removed`` tokens, to the host or for good.
+    """
 
     op: _Name
     tokens: _Count = 0  # left in the cache
     removed: _Count = 0
     used_blocks: _Count = 0
     free_blocks: _Count = 0
+    cached_blocks: _Count = 0  # of the free ones, those that still hold a prefix
     request: _Id = ""
 
 
@@ -279,7 +284,8 @@ class Layers(_Body, frozen=True):
 class KvBlocks(_Body, frozen=True):
     """A feed's batch of KV-cache events: blocks stored and removed, by medium and group; never a token.
 
-    ``hashes`` holds the low 64 bits of up to 256 stored block hashes, ``removed_hashes`` those removed.
+    ``hashes`` holds the low 64 bits of up to 256 stored block hashes, ``removed_hashes`` those removed. A batch of
+    more is several bodies, as is one whose order counts: a body means cleared, then removed, then stored.
     ``gap``: batches missed before it.
     """
 
@@ -291,6 +297,7 @@ class KvBlocks(_Body, frozen=True):
     cleared: _Count = 0
     block_size: _Count = 0
     medium: _Name = ""
+    group: _Count = 0  # of KV-cache layers; each stores its own blocks of the same tokens
     hashes: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=256)] = []
     removed_hashes: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=256)] = []
     gap: _Count = 0
@@ -434,7 +441,8 @@ def _bounded(body: Body, ts_ns: int) -> Body:
 
 def _tidy(value: object) -> object:
     if isinstance(value, str):
-        return clean(value)
+        # No longer than it was: a body that passed once must pass again when a recording is read.
+        return clean(value, max(len(value), 1))
     if isinstance(value, list) and value and not isinstance(value[0], int):
         return [_tidy(v) for v in value]
     if isinstance(value, tuple):

@@ -51,7 +51,7 @@ class ProcessFact(msgspec.Struct, frozen=True, tag=True):
 
     ``cpu_mask`` has a bit for each CPU it may use, in hexadecimal: two processes' masks tell what they share.
     ``vpid`` is its number in its own PID namespace, 0 when that is ``tgid``; ``container_id`` and ``pod_uid`` come
-    from its cgroup path and are empty outside a container.
+    from its cgroup path and are empty outside a container. ``parent`` is the process that started it, as it was then.
     """
 
     tgid: int
@@ -66,6 +66,7 @@ class ProcessFact(msgspec.Struct, frozen=True, tag=True):
     vpid: int = 0
     container_id: str = ""
     pod_uid: str = ""
+    parent: int = 0
 
 
 class ThreadFact(msgspec.Struct, frozen=True, tag=True):
@@ -152,6 +153,8 @@ class Request(msgspec.Struct, kw_only=True):
     response_bytes: int = 0
     cookie: int = 0
     seq: int = 0
+    client_port: int = 0
+    server_port: int = 0
 
 
 class Segment(msgspec.Struct, kw_only=True):
@@ -173,7 +176,7 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """Who did it. ``kind``: cgroup, process, thread, file, peer, request, or empty when nobody is named.
+    """Who did it. ``kind``: cgroup, process, thread, file, peer, request, cache, model, or empty when nobody is named.
 
     ``trace_id`` and ``span_id`` are set when the culprit is another request: a span link goes there.
     """
@@ -207,6 +210,42 @@ class Verdict(msgspec.Struct, kw_only=True):
     fix: str = ""
 
 
+class PhaseTime(msgspec.Struct, frozen=True, array_like=True):
+    """A phase of a request: frontend, handover, queue, prefill, decode, delivery. They follow each other."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class EngineFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the engine said of a request. Tokens and steps are sums over its completions.
+
+    ``state``: of the marks: ok, degraded, heard. ``batch`` is the median number of sequences in its steps,
+    ``kv_usage`` the most of the pool in use during them (0..1, -1 not known).
+    """
+
+    engine: str = ""
+    version: str = ""
+    state: str = ""
+    core_tgid: int = 0
+    request_id: str = ""  # the engine's, as its caller knows it
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+    batch: int = 0
+    kv_usage: float = -1.0
+    n: int = 1
+    template: str = ""
+    model: str = ""
+    server_span_id: str = (
+        ""  # the server's own span for the request, in the request's trace; mostly not known
+    )
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """A request explained: its path, the time per cause, and the verdict when it was slow."""
 
@@ -224,3 +263,5 @@ class Finding(msgspec.Struct, kw_only=True):
     ruled_out: list[RuledOut] = []
     lost_events: int = 0
     process: ProcessFact | None = None  # the one that served it, as known then
+    phases: list[PhaseTime] = []  # as the engine tells them; they tile the request
+    engine: EngineFacts | None = None

@@ -28,7 +28,8 @@ _GRACE_NS = 1_000_000_000
 class RequestTable:
     """The requests in progress. Deterministic: the same batches give the same requests and ids.
 
-    ``forgotten`` counts requests whose end was never seen and that were crowded out.
+    ``began`` holds the requests that the last batch brought, ``forgotten`` counts those whose end was never seen and
+    that were crowded out.
     """
 
     def __init__(self, schema: Schema, instance: str) -> None:
@@ -42,6 +43,7 @@ class RequestTable:
         self._readers: Lru[int, tuple[int, int]] = Lru(_MAX_KNOWN)  # by port: who read the last head
         self._dying: dict[tuple[int, int], Request] = {}
         self._ended: list[Request] = []  # during one batch
+        self.began: list[Request] = []  # with the last batch
         self.forgotten = 0
 
     def feed(self, batch: Batch, facts: Facts) -> list[Request]:
@@ -50,6 +52,7 @@ class RequestTable:
         The rings are drained one after the other: what is newer waits for the next batch, since something older
         may come with it.
         """
+        self.began = []
         timeline = self._later + [(h.ts_ns, _BEGIN, h) for h in batch.heads]
         for order, name in enumerate(_MARKS):
             rows = self._schema.select(batch.events, name)
@@ -141,7 +144,10 @@ class RequestTable:
             request_bytes=head.content_length,
             cookie=head.cookie,
             seq=head.seq,
+            client_port=head.rport,
+            server_port=head.lport,
         )
+        self.began.append(request)
         if not head.recv_ns:
             request.head = "unread"
         elif not head.cut:

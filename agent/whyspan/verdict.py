@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 from whyspan import failures
 from whyspan.baseline import Baseline, Usual, latency_ms, ttft_ms
 from whyspan.causes import Classified, Context, Rule, rule_out, rules
+from whyspan.causes import engine_model_changed as changed
+from whyspan.engines import summary
 from whyspan.model import FAILED, UNFINISHED, UNKNOWN, Culprit, Finding, Request, Verdict
 from whyspan.timeline import UNKNOWN_STATE
 
@@ -58,6 +60,9 @@ def explain(  # noqa: PLR0917
         ctx: The context the path was classified in.
     """
     usual = baseline.usual(request)
+    engine = (
+        ctx.engine.of(request) if ctx.engine is not None else None
+    )  # the context may be that of its last slice
     usual_ms = {c: median for c, (median, _) in usual.causes.items()} if usual is not None else {}
     wall_ns = max(request.end_ns - request.start_ns, 0)
     not_known = sum(s.end_ns - s.start_ns for s in classified.segments if s.state == UNKNOWN_STATE)
@@ -74,6 +79,8 @@ def explain(  # noqa: PLR0917
         verdict=Verdict(),
         lost_events=lost_events,
         process=ctx.facts.process(request.tgid),
+        phases=summary.phases(engine) if engine is not None else [],
+        engine=summary.facts(engine) if engine is not None else None,
     )
     failed = request.outcome in FAILED
     if not slow_reason and not failed:
@@ -136,11 +143,11 @@ def _verdict(
     real = [(ms, c) for ms, c in ranked if c in by_id]
     total = phase.excess
     if not real or not ranked or total <= 0 or real[0][0] < FLOOR_MS:
-        return _unknown(phase, ranked, usual)
+        return _no_rule(phase, ranked, usual, ctx)
     excess, cause = real[0]
     share = min(excess / total, 1.0)
     if ranked[0][1] != cause and share < FLOOR_SHARE:
-        return _unknown(phase, ranked, usual)
+        return _no_rule(phase, ranked, usual, ctx)
     confidence = share * _seen(lost_events, ctx) * (1.0 - 0.5 * _inferred(classified, cause))
     if usual is None:
         confidence = min(confidence, NO_BASELINE_CONFIDENCE)
@@ -210,6 +217,25 @@ def _sentence(phase: _Phase, rule: Rule, excess: float, culprit: Culprit, usual:
         who = f": {named}" + (f", {culprit.detail}" if culprit.detail else "")
     return (
         f"{_against(phase, usual)}; {excess:.0f} ms {'more than usual ' if usual else ''}{rule.title}{who}."
+    )
+
+
+def _no_rule(phase: _Phase, ranked: list[tuple[float, str]], usual: Usual | None, ctx: Context) -> Verdict:
+    """No rule claims the excess: it is ordinary work that takes longer. By another model, if it is another."""
+    culprit = changed.culprit(ctx)
+    if culprit is None or usual is None or phase.excess < FLOOR_MS:
+        return _unknown(phase, ranked, usual)
+    rule = next(r for r in rules() if r.id == changed.RULE.id)
+    return Verdict(
+        cause=rule.id,
+        excess_ms=phase.excess,
+        share=1.0,
+        # That the model changed is certain; that this is why, only likely.
+        confidence=NO_BASELINE_CONFIDENCE,
+        culprit=culprit,
+        sentence=_sentence(phase, rule, phase.excess, culprit, usual),
+        evidence=[f"{c}: {ms:.1f} ms over the usual" for ms, c in ranked[:3] if ms > 0],
+        fix=rule.fix,
     )
 
 

@@ -37,7 +37,7 @@ class _Data(ctypes.Structure):
 
 
 def drop() -> None:
-    """Set no_new_privs; when root, also clear the supplementary groups and every capability set.
+    """Set no_new_privs and clear every capability set; when root, also the supplementary groups.
 
     Raises:
         OSError: The kernel refused; the process must not go on.
@@ -49,18 +49,18 @@ def drop() -> None:
         _check(libc.prctl(*(ctypes.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:5])), "prctl")
 
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    if os.geteuid() != 0:
-        return
-    groups = []
-    with contextlib.suppress(KeyError):
-        groups.append(grp.getgrnam(GROUP).gr_gid)
-    with contextlib.suppress(PermissionError):  # root without CAP_SETGID has none to lose
-        os.setgroups(groups)
+    if os.geteuid() == 0:
+        groups = []
+        with contextlib.suppress(KeyError):
+            groups.append(grp.getgrnam(GROUP).gr_gid)
+        with contextlib.suppress(PermissionError):  # root without CAP_SETGID has none to lose
+            os.setgroups(groups)
+        last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+        for capability in range(last + 1):
+            with contextlib.suppress(PermissionError):  # root without CAP_SETPCAP; the sets below still go
+                prctl(PR_CAPBSET_DROP, capability)
+    # Another user has capabilities too, where systemd gave it some (AmbientCapabilities).
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
-    for capability in range(last + 1):
-        with contextlib.suppress(PermissionError):  # root without CAP_SETPCAP; the sets below still go
-            prctl(PR_CAPBSET_DROP, capability)
     header = _Header(CAPABILITY_VERSION_3, 0)
     data = (_Data * 2)()
     _check(libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")

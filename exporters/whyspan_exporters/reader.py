@@ -21,6 +21,7 @@ _COLUMNS = "id, start_unix_ns, finding"
 _MIN_PREFIX = 4
 _MATCHES = 20
 _HEX = frozenset("0123456789abcdef")
+_LAST = "\U0010ffff"  # sorts behind every text that goes on
 
 
 class Stored(NamedTuple):
@@ -51,11 +52,13 @@ class Reader:
         self._path = path
         try:
             self._db = self._connect()
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            self._version = self._db.execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.Error as exc:
             raise StoreError(f"cannot read the store {path}: {exc}") from exc
-        if version != schema.VERSION:
-            raise StoreError(f"the store {path} has version {version}, this whyspan reads {schema.VERSION}")
+        if self._version != schema.VERSION and self._version not in schema.UPGRADES:
+            raise StoreError(
+                f"the store {path} has version {self._version}, this whyspan reads {schema.VERSION}"
+            )
 
     def _connect(self) -> sqlite3.Connection:
         uri = self._path.absolute().as_uri()
@@ -116,18 +119,32 @@ class Reader:
     def find(self, name: str) -> list[Stored]:
         """Return the findings that *name* can mean, slow and longest first; at most 20.
 
-        *name* is a finding's id, an ``x-request-id``, or a trace id or its first hex digits (at least 4).
+        *name* is a finding's id, an ``x-request-id``, an engine's request id, or the beginning of a trace id (at least
+        4 hex digits) or of an engine's request id (at least 4 characters).
 
         Raises:
             StoreError: The store cannot be read.
         """
-        for column in ("id", "request_id"):
-            if name and (found := self._matches(f"{column} = ?", (name,))):
-                return found
-        prefix = name.lower()
-        if len(prefix) < _MIN_PREFIX or len(prefix) > 32 or not _HEX.issuperset(prefix):
+        if not name or not _is_text(name):
             return []
-        return self._matches("trace_id >= ? AND trace_id < ?", (prefix, prefix + "g"))
+        # A store of before the column, that no new exporter has opened yet, has no engine's ids.
+        engines = self._version == schema.VERSION
+        exact = (("id", name), ("request_id", name), ("trace_id", name.lower()), ("engine_request", name))
+        for column, value in exact if engines else exact[:-1]:
+            # The second half tells SQLite that the partial index will do.
+            if found := self._matches(f"{column} = ? AND {column} != ''", (value,)):
+                return found
+        if len(name) < _MIN_PREFIX:
+            return []
+        where, values = list[str](), list[object]()
+        prefix = name.lower()
+        if len(prefix) <= 32 and _HEX.issuperset(prefix):
+            where.append("(trace_id >= ? AND trace_id < ?)")
+            values += [prefix, prefix + "g"]
+        if engines:
+            where.append("(engine_request >= ? AND engine_request < ?)")
+            values += [name, name + _LAST]
+        return self._matches(" OR ".join(where), tuple(values)) if where else []
 
     def status(self, max_age_s: float = 30.0) -> dict[str, Any]:
         """Return what the running collector last said of itself; empty when it has been silent for longer.
@@ -171,3 +188,12 @@ class Reader:
             yield
         except (sqlite3.Error, msgspec.MsgspecError) as exc:
             raise StoreError(f"cannot read the store {self._path}: {exc}") from exc
+
+
+def _is_text(name: str) -> bool:
+    """Whether SQLite can take *name*: half a character of a broken command line is none of anybody's ids."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -155,7 +155,7 @@ class Store:
         batch = [_row(r) for r in self._pending.values()]
         # Room first: freed pages are reused in this transaction, so that the file does not pass its bound.
         self._prune(sum(_stored_bytes(row) for row in batch))
-        self._db.executemany("INSERT OR REPLACE INTO findings VALUES (?,?,?,?,?,?,?,?,?,?,?)", batch)
+        self._db.executemany("INSERT OR REPLACE INTO findings VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", batch)
         counts = [(*key, _int64(value), now) for key, value in self._counts.items()]
         if self.dropped:
             counts.append((EXPORTER, "store_dropped", "", "", self.dropped, now))
@@ -203,12 +203,13 @@ def _row(record: Explained) -> tuple[object, ...]:
         schema.SLOW_BIT * finding.slow | schema.FAILED_BIT * (request.outcome in FAILED),
         finding.verdict.cause,
         msgspec.msgpack.encode(finding),
+        finding.engine.request_id or None if finding.engine is not None else None,
     )
 
 
 def _stored_bytes(row: tuple[object, ...]) -> int:
     # The blob in whole pages, and a page for the row's columns and index entries (less, in truth).
-    blob = row[-1]
+    blob = row[-2]
     assert isinstance(blob, bytes)
     return (len(blob) // _PAGE_BYTES + 2) * _PAGE_BYTES
 
@@ -230,7 +231,11 @@ def _open(path: Path, wal_bytes: int) -> sqlite3.Connection:
         db.executescript(f"PRAGMA page_size = {_PAGE_BYTES}; PRAGMA auto_vacuum = INCREMENTAL;")
         db.execute("PRAGMA journal_mode = WAL")
         db.executescript(f"BEGIN; {schema.TABLES} COMMIT;")
-    elif version != schema.VERSION:
+        version = schema.VERSION
+    while version in schema.UPGRADES:
+        db.executescript(f"BEGIN IMMEDIATE; {schema.UPGRADES[version]} COMMIT;")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version != schema.VERSION:
         db.close()
         raise StoreError(
             f"the store {path} has version {version}, this whyspan writes {schema.VERSION}: move it away"

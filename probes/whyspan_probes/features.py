@@ -15,6 +15,8 @@ from whyspan_probes.kernel_btf import OWN, KernelBtf
 CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 12, 19, 21, 38, 39
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
+#: Its ``type`` is what perf_event_open wants for a uprobe: "tracing/uprobes: perf_uprobe" (4.17).
+_PERF_UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
@@ -124,6 +126,12 @@ class HookTable:
             if not root:
                 return "tracefs is not mounted"
             return "" if (Path(root) / "events" / target).is_dir() else f"no tracepoint {target}"
+        if kind in {"uprobe.multi", "uretprobe.multi"}:
+            # "bpf: Add multi uprobe link" (6.6)
+            known = not self._btf or "BPF_TRACE_UPROBE_MULTI" in self._btf.enum("bpf_attach_type")
+            return "" if known else "this kernel has no uprobe.multi links"
+        if kind in {"uprobe", "uretprobe"}:
+            return "" if _PERF_UPROBE.exists() or tracefs() else "neither perf uprobes nor tracefs"
         return ""
 
     def _has(self, tracepoint: str) -> bool:

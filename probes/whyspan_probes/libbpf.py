@@ -42,6 +42,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_program__set_autoload": (_I, [_P, ct.c_bool]),
     "bpf_program__fd": (_I, [_P]),
     "bpf_program__attach": (_P, [_P]),
+    "bpf_program__attach_uprobe_multi": (_P, [_P, _I, _S, _S, _P]),
+    "bpf_program__attach_uprobe_opts": (_P, [_P, _I, _S, ct.c_size_t, _P]),
     "bpf_link__destroy": (_I, [_P]),
     "bpf_map__name": (_S, [_P]),
     "bpf_map__fd": (_I, [_P]),
@@ -191,4 +193,31 @@ class MapCreateOpts(ct.Structure):
         ("map_extra", ct.c_uint64),
         ("numa_node", _U32),
         ("map_ifindex", _U32),
+    )
+
+
+class UprobeMultiOpts(ct.Structure):
+    """struct bpf_uprobe_multi_opts, libbpf 1.3 ``src/libbpf.h``."""
+
+    _fields_ = (
+        ("sz", ct.c_size_t),
+        ("syms", ct.POINTER(_S)),
+        ("offsets", ct.POINTER(ct.c_ulong)),
+        ("ref_ctr_offsets", ct.POINTER(ct.c_ulong)),
+        ("cookies", ct.POINTER(ct.c_uint64)),
+        ("cnt", ct.c_size_t),
+        ("retprobe", ct.c_bool),
+    )
+
+
+class UprobeOpts(ct.Structure):
+    """struct bpf_uprobe_opts, libbpf 1.3 ``src/libbpf.h``."""
+
+    _fields_ = (
+        ("sz", ct.c_size_t),
+        ("ref_ctr_offset", ct.c_size_t),
+        ("bpf_cookie", ct.c_uint64),
+        ("retprobe", ct.c_bool),
+        ("func_name", _S),
+        ("attach_mode", _I),
     )

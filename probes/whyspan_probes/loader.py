@@ -6,28 +6,29 @@ import ctypes as ct
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from whyspan_probes import libbpf as lb
+from whyspan_probes import rodata
 from whyspan_probes.btf import Btf
 from whyspan_probes.errors import PrivilegeError, ProbeError
 from whyspan_probes.features import HookTable
 from whyspan_probes.kernel_btf import KernelBtf
-from whyspan_probes.probe import Hook, Probe
+from whyspan_probes.mapped_files import Key, MappedFile, MappedFiles
+from whyspan_probes.probe import Hook, Probe, UserHook
 from whyspan_probes.registry import Found
 from whyspan_probes.schema import HEAD_FIELDS, EventType
 from whyspan_probes.shared_maps import MAX_KINDS, SharedMaps
 from whyspan_probes.state import HookState, ProbeState
+from whyspan_probes.user_hooks import Program, UserHooks, summary
 
 KINDS_PER_PROBE = 16
 _FAILED_PROGRAM = re.compile(r"prog '(\w+)': failed to load")
 _UNRESOLVED = re.compile(r"failed to resolve CO-RE relocation <\w+> \[\d+\] (\w+ [^\s(]+)")
 _LOADERS = 4
+_MAX_FILES_SHOWN = 64
 _PERMISSION_ERRNOS = (1, 13)
 
 
@@ -92,11 +93,13 @@ class LoadedProbe:
         self._object = 0
         self._links: list[int] = []
         self._programs: dict[str, int] = {}
+        self._user: UserHooks | None = None
+        self._unusable: dict[str, str] = {}  # programs of user hooks, and why
 
     @property
     def attached(self) -> bool:
         """Whether it is delivering events."""
-        return bool(self._links)
+        return bool(self._links) or (self._user is not None and self._user.attached)
 
     def program_fds(self) -> dict[str, int]:
         """Return the descriptors of the programs attached, by name."""
@@ -114,7 +117,9 @@ class LoadedProbe:
             return
         choice = {h.name: 0 for h in self.probe.hooks}
         refused: dict[str, list[str]] = {h.name: [] for h in self.probe.hooks}
-        for _ in range(1 + sum(len(h.alternatives) for h in self.probe.hooks)):
+        self._unusable = {}
+        tries = sum(len(h.alternatives) for h in self.probe.hooks)
+        for _ in range(1 + tries + sum(len(h.programs) for h in self.probe.user_hooks)):
             self._open(config)
             sections = self._sections()
             self._skip_missing(choice, refused, sections)
@@ -133,6 +138,9 @@ class LoadedProbe:
         for link in self._links:
             lib.bpf_link__destroy(link)
         self._links, self._programs = [], {}
+        if self._user is not None:
+            self._user.close()
+            self._user, self.state.files = None, []
         if self._object:
             lib.bpf_object__close(self._object)
             self._object = 0
@@ -154,51 +162,22 @@ class LoadedProbe:
         self._object = obj
         btf = Btf.of_object(obj)
         self.types = event_types(self.probe, btf, self.kind_base)
-        self._write_rodata(btf, config)
+        run = {
+            "key_secret": self._secret,
+            "shard_mask": self._maps.shards - 1,
+            "wake_every": self._maps.wake_every,
+            "kind_base": self.kind_base,
+            "no_btf": not self._kernel.own,
+        }
+        rodata.write(obj, btf, self.probe.name, {"whyspan_run": run, "cfg": config})
         for name, fd in self._maps.by_name.items():
             found = lib.bpf_object__find_map_by_name(obj, name.encode())
             if found:
                 lb.check(lib.bpf_map__reuse_fd(found, fd), f"map {name}")
 
-    def _rodata(self) -> tuple[int, int]:
-        """Return address and size of the object's read-only data."""
-        lib, current = lb.libbpf(), None
-        while current := lib.bpf_object__next_map(self._object, current):
-            if lib.bpf_map__name(current).endswith(b".rodata"):
-                size = ct.c_size_t()
-                return lib.bpf_map__initial_value(current, ct.byref(size)) or 0, size.value
-        return 0, 0
-
-    def _write_rodata(self, btf: Btf, config: Mapping[str, int]) -> None:
-        address, size = self._rodata()
-        variables = btf.variables(".rodata")
-        values: dict[str, Mapping[str, int]] = {
-            "whyspan_run": {
-                "key_secret": self._secret,
-                "shard_mask": self._maps.shards - 1,
-                "wake_every": self._maps.wake_every,
-                "kind_base": self.kind_base,
-                "no_btf": not self._kernel.own,
-            },
-            "cfg": config,
-        }
-        for name, fields in values.items():
-            if name not in variables:
-                raise ProbeError(f"probe {self.probe.name}: its object has no `{name}`")
-            variable = variables[name]
-            dtype = btf.dtype(variable.type_id, name)
-            if not address or variable.offset + dtype.itemsize > size:
-                raise ProbeError(f"probe {self.probe.name}: `{name}` lies outside its read-only data")
-            raw: Any = (ct.c_uint8 * dtype.itemsize).from_address(address + variable.offset)
-            view: Any = np.frombuffer(raw, dtype=dtype)
-            for field, value in fields.items():
-                if field not in (dtype.names or ()) or field.startswith("_pad"):
-                    raise ProbeError(f"probe {self.probe.name}: unknown configuration field {field!r}")
-                view[0][field] = value
-
     def _sections(self) -> dict[str, str]:
         out = _sections_of(self._object)
-        unknown = {p for h in self.probe.hooks for p in h.programs()} - set(out)
+        unknown = self.probe.programs() - set(out)
         if unknown:
             raise ProbeError(f"probe {self.probe.name}: no program {sorted(unknown)} in its object")
         return out
@@ -214,6 +193,10 @@ class LoadedProbe:
                     break
                 refused[hook.name].append(f"{sections[programs[0]]}: {why}")
                 choice[hook.name] += 1
+        for program in (p for h in self.probe.user_hooks for p in h.programs):
+            why = self._hooks.missing(sections[program])
+            if why:
+                self._unusable[program] = f"{sections[program]}: {why}"
 
     def _give_up(self, choice: Mapping[str, int], refused: Mapping[str, list[str]]) -> bool:
         for hook in self.probe.hooks:
@@ -223,7 +206,17 @@ class LoadedProbe:
                 self.state.reason = f"hook {hook.name}: {'; '.join(refused[hook.name])}"
                 self.state.hooks = {h.name: HookState([], refused[h.name]) for h in self.probe.hooks}
                 return True
+        for user in self.probe.user_hooks:
+            if user.required and set(user.programs) <= self._unusable.keys():
+                self.close()
+                self.state.state = "failed"
+                self.state.reason = f"hook {user.name}: {'; '.join(self._refusals(user))}"
+                self.state.hooks = {h.name: HookState([], self._refusals(h)) for h in self.probe.user_hooks}
+                return True
         return False
+
+    def _refusals(self, hook: UserHook) -> list[str]:
+        return [self._unusable[p] for p in hook.programs if p in self._unusable]
 
     def _chosen(self, choice: Mapping[str, int]) -> Iterable[tuple[Hook, tuple[str, ...]]]:
         for hook in self.probe.hooks:
@@ -233,10 +226,12 @@ class LoadedProbe:
     def _load(self, choice: dict[str, int], refused: dict[str, list[str]]) -> bool:
         lib = lb.libbpf()
         wanted = {p: h for h, programs in self._chosen(choice) for p in programs}
+        # All alternatives of a user hook: which one will do is known only when there is a file.
+        user = {p for h in self.probe.user_hooks for p in h.programs} - self._unusable.keys()
         current = None
         while current := lib.bpf_object__next_program(self._object, current):
             name = lib.bpf_program__name(current).decode()
-            lib.bpf_program__set_autoload(current, name in wanted)
+            lib.bpf_program__set_autoload(current, name in wanted or name in user)
         result = lib.bpf_object__load(self._object)
         if result == 0:
             return True
@@ -246,6 +241,9 @@ class LoadedProbe:
             raise PrivilegeError(
                 f"probe {self.probe.name}: the kernel refused to load it (CAP_BPF, CAP_PERFMON)"
             )
+        if failed is not None and failed[1] in user:
+            self._unusable[failed[1]] = f"{failed[1]}: refused at load: {_summary(log)}"
+            return False
         if failed is None or failed[1] not in wanted:
             last = log.splitlines()[-1] if log else "no message"
             raise ProbeError(f"probe {self.probe.name}: cannot be loaded: {last}", log)
@@ -268,7 +266,25 @@ class LoadedProbe:
                     return False
                 self._links.append(link)
                 self._programs[name] = lib.bpf_program__fd(program)
+        loaded = {}
+        for name in {p for h in self.probe.user_hooks for p in h.programs} - self._unusable.keys():
+            program = lib.bpf_object__find_program_by_name(self._object, name.encode())
+            loaded[name] = Program(program, sections[name])
+            self._programs[name] = lib.bpf_program__fd(program)
+        if self.probe.user_hooks:
+            self._user = UserHooks(self.probe.user_hooks, loaded)
         return True
+
+    def follow(self, files: Mapping[Key, MappedFile]) -> None:
+        """Attach the user hooks to the files that watched processes map now, and detach them from others."""
+        if self._user is None:
+            return
+        self.state.files = self._user.apply(files)[:_MAX_FILES_SHOWN]
+        for hook in self.probe.user_hooks:
+            used = (f.by for f in self.state.files if f.hook == hook.name and f.by)
+            self.state.hooks[hook.name].used = list(dict.fromkeys(used))
+        if not self.probe.hooks:
+            self.state.state, self.state.reason = summary(self.state.files)
 
     def _report(
         self, choice: Mapping[str, int], refused: Mapping[str, list[str]], sections: Mapping[str, str]
@@ -280,10 +296,13 @@ class LoadedProbe:
         if not self._kernel.own:
             for h, programs in self._chosen(choice):
                 self.state.hooks[h.name].lacks = sorted({h.lacks[p] for p in programs if p in h.lacks})
+        self.state.hooks |= {h.name: HookState([], self._refusals(h)) for h in self.probe.user_hooks}
         whole = all(h.name in used for h in self.probe.hooks)
         self.state.state, self.state.reason = (
             ("attached", "") if whole else ("partial", "an optional hook is missing")
         )
+        if not self.probe.hooks:
+            self.state.state, self.state.reason = summary(self.state.files)
 
 
 def _summary(log: str) -> str:
@@ -318,6 +337,7 @@ class Session:
         try:
             self.probes = [LoadedProbe(f, i, self.maps, secret, hooks) for i, f in enumerate(found)]
             self._hooks = hooks
+            self._mapped = MappedFiles(h.library for p in self.probes for h in p.probe.user_hooks)
         except BaseException:
             self.maps.close()
             raise
@@ -351,6 +371,21 @@ class Session:
     def wait(self, timeout_s: float) -> bool:
         """Wait for a ring that fills faster than the reader's timer; return whether one does."""
         return bool(self.maps.waiter.poll(timeout_s))
+
+    def follow(self, tgids: Collection[int], now_s: float) -> bool:
+        """Attach user hooks to what these processes, all that are watched, map now; return whether that changed.
+
+        Call it often: it looks only at the processes that are due, see ``MappedFiles``.
+        """
+        changed = self._mapped.follow(tgids, now_s)
+        if changed:
+            for p in self.probes:
+                p.follow(self._mapped.files)
+        return changed
+
+    def look_again(self, tgid: int) -> None:
+        """The process executes another program: its files are others."""
+        self._mapped.again(tgid)
 
     def event_types(self) -> list[EventType]:
         """Return the event types of every probe that was opened."""

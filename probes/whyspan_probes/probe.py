@@ -37,6 +37,33 @@ class Hook:
 
 
 @dataclass(frozen=True)
+class UserHook:
+    """Functions of a library, hooked in every file of it that a watched process maps, while one does.
+
+    Attributes:
+        name: unique among the probe's hooks.
+        library: pattern that is searched in the path of a mapped file.
+        symbols: the functions, each with the number that ``bpf_get_attach_cookie`` gives the program. Those that a
+            file has are hooked; a file that has none is reported.
+        programs: in order of preference; the section says how each attaches, and whether at the return.
+        semaphore: a 16-bit variable of the library that the kernel raises meanwhile; a file without it is not hooked.
+        thrown_to: of a hook at the return: the functions by which an exception of C++ would leave the library; whoever
+            uses one and can catch gets no such hook, see ``catchers``. Empty: those of ``symbols``.
+        required: a file that matches should have one of the symbols; without it, having none is nothing to report.
+
+    A program must ask ``whyspan_is_watched`` first: a hook at the entry is for all processes that map the file.
+    """
+
+    name: str
+    library: str
+    symbols: Mapping[str, int]
+    programs: tuple[str, ...]
+    semaphore: str = ""
+    thrown_to: tuple[str, ...] = ()
+    required: bool = True
+
+
+@dataclass(frozen=True)
 class Probe:
     """A probe: ``<name>.bpf.c`` beside the module that holds this declaration as ``PROBE``.
 
@@ -44,6 +71,7 @@ class Probe:
         name: also the name of the object, of ``struct <name>_cfg`` and of ``enum <name>_kind``.
         title: one line for tables.
         hooks: what is attached, each with its alternatives in order of preference.
+        user_hooks: what is attached in the files that watched processes map, when they do.
         events: for each event struct, its payload fields with meaning and unit; the object must agree.
         cost: cost class.
         joins: how its events find their request, one line.
@@ -61,3 +89,14 @@ class Probe:
     needs: str
     shed: int = 0
     config: Mapping[str, str] = field(default_factory=dict)
+    user_hooks: tuple[UserHook, ...] = ()
+
+    def programs(self) -> set[str]:
+        """Return every program that a hook names."""
+        return {p for h in self.hooks for p in h.programs()} | {
+            p for h in self.user_hooks for p in h.programs
+        }
+
+    def hook_names(self) -> list[str]:
+        """Return the names of all hooks, in order."""
+        return [h.name for h in self.hooks] + [h.name for h in self.user_hooks]

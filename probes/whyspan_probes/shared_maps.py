@@ -37,7 +37,7 @@ def shard_plan(cpus: int, total_bytes: int) -> tuple[int, int]:
 class SharedMaps:
     """Owns the shared maps' descriptors. ``by_name`` is what objects reuse."""
 
-    def __init__(self, ring_bytes: int, blob_bytes: int = 1 << 20) -> None:
+    def __init__(self, ring_bytes: int, blob_bytes: int = 1 << 20, mark_bytes: int = 1 << 20) -> None:
         lib = libbpf()
         cpus = check(lib.libbpf_num_possible_cpus(), "possible CPUs")
         self.shards, each = shard_plan(cpus, ring_bytes)
@@ -64,20 +64,23 @@ class SharedMaps:
             "cannot create the set of watched processes",
         )
         blobs = create_ring("whyspan_blobs", blob_bytes)
+        marks = create_ring("whyspan_marks", mark_bytes)
         self.by_name = {
             "whyspan_rings": outer,
             "whyspan_drops": drops,
             "whyspan_watched": watched,
             "whyspan_blobs": blobs,
+            "whyspan_marks": marks,
         }
         self.rings = [EventRing(fd, each) for fd in fds]
         # An eighth: several CPUs and several objects, each with its own count, share a ring.
         self.wake_every = max(1, each // RECORD_BYTES // 8)
         # Edge-triggered: a ring with something in it is always "ready", only a forced wake-up is news.
         self.waiter = select.epoll()
-        for fd in fds:
+        for fd in (*fds, marks):
             self.waiter.register(fd, select.EPOLLIN | select.EPOLLET)
         self.blobs = BlobRing(blobs, blob_bytes)
+        self.marks = BlobRing(marks, mark_bytes)
         self.drops = DropCounters(drops)
 
     def watch(self, tgid: int, service: int) -> None:
@@ -111,6 +114,7 @@ class SharedMaps:
         for ring in self.rings:
             ring.close()
         self.blobs.close()
+        self.marks.close()
         for name, fd in self.by_name.items():
-            if name != "whyspan_blobs":
+            if name not in ("whyspan_blobs", "whyspan_marks"):
                 os.close(fd)

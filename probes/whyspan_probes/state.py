@@ -17,9 +17,34 @@ class HookState:
     lacks: list[str] = field(default_factory=list)
 
 
+#: States in which a probe does all that it can: attached, or waiting for a file that it would attach to.
+HEALTHY = frozenset({"attached", "waiting"})
+
+
+@dataclass
+class FileState:
+    """A file that a user hook is for, and what became of it.
+
+    ``state``: attached, refused, or absent when it has none of the functions. ``by`` is the ELF section of the program
+    attached. ``processes`` are some of the watched ones that map it.
+    """
+
+    hook: str
+    path: str
+    state: str
+    by: str = ""
+    reason: str = ""
+    symbols: list[str] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+    build_id: str = ""
+
+
 @dataclass
 class ProbeState:
-    """``state``: attached, partial (an optional hook is missing), failed, disabled, shed."""
+    """``state``: attached, partial (an optional hook is missing), waiting, failed, disabled, shed.
+
+    waiting: its programs are loaded, and no watched process maps a file that they are for.
+    """
 
     name: str
     title: str
@@ -27,6 +52,7 @@ class ProbeState:
     state: str = "disabled"
     reason: str = ""
     hooks: dict[str, HookState] = field(default_factory=dict)
+    files: list[FileState] = field(default_factory=list)  # of user hooks
     hits_per_s: float = 0.0
     ns_per_hit: float = 0.0
     core_ratio: float = 0.0  # share of one core

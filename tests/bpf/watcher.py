@@ -13,7 +13,7 @@ from whyspan_probes.loader import Session
 from whyspan_probes.registry import Found
 from whyspan_probes.rings import RowBuffer
 from whyspan_probes.schema import EVENT, Events, Schema
-from whyspan_probes.state import ProbeState
+from whyspan_probes.state import HEALTHY, ProbeState
 
 from tests.bpf.waiting import DEADLINE_S, until
 
@@ -35,7 +35,7 @@ class Watcher:
             self.session.attach(config)
             if not may_fail:
                 for state in self.states.values():
-                    assert state.state == "attached", f"{state.name}: {state.state}, {state.reason}"
+                    assert state.state in HEALTHY, f"{state.name}: {state.state}, {state.reason}"
             self.schema = Schema(self.session.event_types())
         except BaseException:
             self.session.close()

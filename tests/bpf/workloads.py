@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tests.bpf import work_io, work_sched
+from tests.bpf import work_io, work_marks, work_sched
 from tests.bpf.scripted import scripted_server
 from tests.bpf.work_sched import Work
 
@@ -36,6 +36,7 @@ WORKLOADS: dict[str, Callable[..., Work]] = {
         work_io.direct_writes,
         work_io.unix_stream,
         work_io.tcp_stream,
+        work_marks.marker,
         scripted_server,
     )
 }

@@ -1,15 +1,17 @@
-"""An ASGI middleware for vLLM's ``--middleware``: a log line per request, and a CPU burst while a file says so.
+"""ASGI middlewares for vLLM's ``--middleware``: a log line and a CPU burst per request; a broken abort path.
 
 Runs inside vLLM's API server, in its environment: the standard library only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 #: Names the file; it holds the burst's length in seconds, and its absence means none.
@@ -45,3 +47,27 @@ class Burst:
             except (OSError, ValueError):
                 pass
         await self.app(scope, receive, send)
+
+
+#: Names a file; while it exists nothing in the server hears that a client has left.
+DEAF = "WHYSPAN_TEST_DEAF"
+
+
+class Deaf:
+    """An abort path that is broken: disconnects are not passed on."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or not Path(os.environ[DEAF]).exists():
+            await self._app(scope, receive, send)
+            return
+
+        async def hear() -> Any:
+            event = await receive()
+            while event["type"] == "http.disconnect":
+                await asyncio.sleep(3600)
+            return event
+
+        await self._app(scope, hear, send)

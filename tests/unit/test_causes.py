@@ -237,14 +237,35 @@ def test_time_to_first_byte_is_summed_apart() -> None:
 
 def test_every_rule_is_found_and_complete() -> None:
     ids = [r.id for r in rules()]
-    assert sorted(ids) == [
+    assert set(ids) == {
         "cpu.oversubscribed",
         "cpu.runqueue",
         "cpu.throttled",
+        "engine.batch_timer",
+        "engine.costly_neighbour",
+        "engine.cpu_bound_step",
+        "engine.frozen",
+        "engine.ipc_copy",
+        "engine.ipc_spin",
+        "engine.jit_compile",
+        "engine.kv_preemption",
+        "engine.kv_transfer",
+        "engine.model_changed",
+        "engine.prefill_interference",
+        "engine.prefix_miss",
+        "engine.queueing",
+        "engine.recompile",
+        "engine.reload",
+        "engine.speculation",
+        "engine.straggler",
+        "engine.token_inflation",
+        "engine.zombie_request",
         "io.disk_contention",
         "io.log_blocked",
+        "net.delivery",
+        "python.frontend_saturated",
         "python.loop_blocked",
-    ]
+    }
     assert len({r.rank for r in rules()}) == len(ids)
     for rule in rules():
         assert isinstance(rule, Rule)
@@ -278,14 +299,36 @@ def test_classified_segments_tile_whatever_was_lost(b: EventBuilder, start: int,
 
 
 def test_rules_are_asked_in_one_order_whatever_their_files_are_called() -> None:
-    # What a wait was for outranks where it happened: quota, log, CPU, disk, loop.
+    # What a wait was for outranks where it happened: quota, log, CPU, disk, loop; then what the engine says, from
+    # what is certain (it compiled) to what is left over (it queued, the core was at work).
     assert [r.id for r in rules()] == [
         "cpu.throttled",
         "io.log_blocked",
+        "engine.ipc_spin",
         "cpu.runqueue",
         "cpu.oversubscribed",
         "io.disk_contention",
+        "net.delivery",
         "python.loop_blocked",
+        "python.frontend_saturated",
+        "engine.recompile",
+        "engine.jit_compile",
+        "engine.reload",
+        "engine.zombie_request",
+        "engine.kv_transfer",
+        "engine.kv_preemption",
+        "engine.batch_timer",
+        "engine.prefill_interference",
+        "engine.costly_neighbour",
+        "engine.ipc_copy",
+        "engine.token_inflation",
+        "engine.prefix_miss",
+        "engine.straggler",
+        "engine.speculation",
+        "engine.frozen",
+        "engine.queueing",
+        "engine.cpu_bound_step",
+        "engine.model_changed",
     ]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from whyspan_probes.errors import LibbpfMissingError, PrivilegeError
 from whyspan_probes.features import Features
 from whyspan_probes.kernel_btf import KernelBtf
 from whyspan_probes.registry import discover
+from whyspan_probes.state import HEALTHY, FileState
 
 Run = Callable[..., "tuple[int, str, str]"]
 
@@ -168,7 +170,7 @@ def test_doctor_really_attaches(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     states = {p["name"]: p["state"] for p in report["probes"]}
     assert list(states) == NAMES
     assert states["sched"] in ("attached", "partial")
-    healthy = all(c["ok"] for c in report["checks"]) and set(states.values()) == {"attached"}
+    healthy = all(c["ok"] for c in report["checks"]) and set(states.values()) <= HEALTHY
     assert (status, report["healthy"]) == (0 if healthy else 1, healthy)
     for p in report["probes"]:
         if p["state"] == "attached":
@@ -194,7 +196,7 @@ def test_probes_without_a_store(run: Run) -> None:
         assert (row["state"], row["hits_per_s"], row["drops"]) == ("not running", 0.0, 0)
         assert (row["title"], row["cost"], row["joins"], row["needs"]) == (p.title, p.cost, p.joins, p.needs)
         assert row["events"] == {k: dict(v) for k, v in p.events.items()}
-        assert set(row["hooks"]) == {h.name for h in p.hooks}
+        assert set(row["hooks"]) == set(p.hook_names())
 
 
 def test_probes_in_words_with_fields(run: Run) -> None:
@@ -225,9 +227,14 @@ def store(tmp_path: Path) -> Path:
         "core_ratio": 0.00397,
         "drops": 7654321,
     }
+    files = [
+        FileState("mark", "/a/whyspan_inproc/_marker.abi3.so", "attached", "uprobe.multi", "", ["f"], [7, 8]),
+        FileState("mark", "/b\x1b/whyspan_inproc/_marker.abi3.so", "refused", "", "a reason"),
+    ]
+    marker = {"name": "marker", "state": "partial", "reason": "r", "files": [asdict(f) for f in files]}
     ghost = {"name": "no_such_probe", "state": "attached"}
     report = {
-        "probes": [state, ghost, "junk"],
+        "probes": [state, marker, ghost, "junk"],
         "bpf_core_ratio": 0.0123,
         "target_cores": 1.5,
         "events": 1234567,
@@ -252,6 +259,11 @@ def test_probes_of_a_running_agent(run: Run, store: Path) -> None:
     assert "partial: an optional hook \\x1b[31mis missing" in line
     assert line.split()[-5:] == ["tp_btf/sched_switch", "12,346", "321", "0.397", "7,654,321"]
     assert "\x1b" not in out
+    lines = [" ".join(ln.split()) for ln in out.splitlines() if ln.startswith("marker ")]
+    assert lines[-2:] == [
+        "marker mark /a/whyspan_inproc/_marker.abi3.so attached by uprobe.multi 7, 8",
+        "marker mark /b\\x1b/whyspan_inproc/_marker.abi3.so refused: a reason",
+    ]
     assert "probes 1.23% and collector 0.00% of a core" in " ".join(out.split())
     assert "1,234,567 events since the start" in out
 

@@ -100,7 +100,7 @@ def test_slow_table(run: Run, store: Callable[..., Path], make_finding: MakeFind
     assert status == 0
     lines = [line.split() for line in out.splitlines() if "01-02" in line]
     assert [line[2] for line in lines] == ["b", "chat"]  # newest first
-    row = "01-02 03:04:05 chat POST /v1/completions 200 100.0 40.0 cpu.throttled 33.4 91% 0.80"
+    row = "01-02 03:04:05 chat POST /v1/completions 200 100.0 40.0 ttft cpu.throttled 33.4 91% 0.80"
     assert lines[1] == [*row.split(), "/demo/limited", "00abcdef"]
     assert len(run("slow", "--store", path, "--all")[1].splitlines()) == len(out.splitlines()) + 1
     assert "chat" not in run("slow", "--store", path, "--service", "b")[1]
@@ -196,12 +196,22 @@ def test_slow_json_is_the_contract(run: Run, store: Callable[..., Path], make_fi
         "outcome": "ok",
         "ended_by": "",
         "phase": "ttft",
+        "engine_phase": "",
+        "engine_request_id": "",
         "verdict": {
             "cause": "cpu.throttled",
             "excess_ms": 33.4,
             "share": 0.91,
             "confidence": 0.8,
-            "culprit": {"kind": "cgroup", "name": "/demo/limited", "tgid": 7, "tid": 8, "detail": "quota"},
+            "culprit": {
+                "kind": "cgroup",
+                "name": "/demo/limited",
+                "tgid": 7,
+                "tid": 8,
+                "detail": "quota",
+                "trace_id": "",
+                "span_id": "",
+            },
         },
         "accounted_ratio": 1.0,
         "lost_events": 0,
@@ -225,7 +235,10 @@ def test_explain_json_is_the_contract(
         "verdict",
         "ruled_out",
         "process",
+        "phases",
+        "engine",
     ]
+    assert (document["phases"], document["engine"]) == ([], None)
     assert document["request"]["start"] == "2026-01-02T03:04:05.678Z"
     assert document["request"]["trace_id"] == f"{1:032x}"
     assert document["segments"][1] == {

@@ -45,6 +45,10 @@ def write(folder: Path, text: str) -> Path:
         ("[collector]\nwindow_s='x'", "collector.window_s: expected int, got str"),
         ("[collector]\nring_bytes=16777217", "collector.ring_bytes: expected int <= 16777216"),
         ("[collector]\nheader_allow=[3]", "collector.header_allow[0]: expected str, got int"),
+        (
+            f"[collector]\ntemplate_allow={[str(n) for n in range(33)]}",
+            "collector: template_allow has more than 32 tags",
+        ),
         ("[slo]\nttft_ms=-1", "slo.ttft_ms: expected float >= 0.0"),
         ("collector=3", "collector: expected object, got int"),
         ("[[targets.match]]\nservice='x'", "targets.match[0]: a target needs one of pid, comm, unit, cgroup"),
@@ -119,8 +123,8 @@ def test_example_is_the_defaults() -> None:
     data = tomllib.loads(active)
     assert msgspec.convert(data, Config) == Config()
     named = {f"{section}.{key}" for section, keys in data.items() for key in keys}
-    # These two are tables, shown in the indented samples.
-    assert named | {"targets.match", "slo.services"} == _keys(Config)
+    # These are tables, shown in the indented samples.
+    assert named | {"targets.match", "slo.services", "feeds.named"} == _keys(Config)
 
 
 def test_samples_in_the_example_load(tmp_path: Path) -> None:

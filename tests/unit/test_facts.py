@@ -31,9 +31,18 @@ def test_names_come_from_events_and_from_facts() -> None:
 def test_an_exec_renames_a_process_but_not_a_service() -> None:
     b = EventBuilder().add("sched_name", 0, HOG, comm=b"sh").add("sched_exec", 1, HOG, comm=b"dd")
     assert facts_of(b).comm(HOG) == "dd"
-    facts = facts_of(b, ProcessFact(SERVER, "python", service="svc"))
+    facts = facts_of(b, ProcessFact(SERVER, "python", service="svc", start_ticks=7))
     facts.update(Batch(0, EventBuilder().add("sched_exec", 1, LOOP, comm=b"x").chunk()), SCHEMA)
     assert facts.comm(SERVER) == "python"
+
+
+def test_a_child_of_a_service_that_lives_too_short_to_be_looked_at_keeps_service_and_name() -> None:
+    facts = facts_of(EventBuilder(), ProcessFact(SERVER, "python", service="svc", start_ticks=7))
+    b = EventBuilder().add("sched_fork", 0, LOOP, child_tid=200, child_tgid=200, comm=b"python")
+    b.add("sched_exec", 1, 200, comm=b"cc1plus")
+    # All that can be said once it has ended comes from its cgroup.
+    facts.update(Batch(0, b.chunk(), facts=[ProcessFact(200, "cc1plus", cgroup="/a")]), SCHEMA)
+    assert (facts.comm(200), facts.service(200)) == ("cc1plus", "svc")
 
 
 def test_a_child_belongs_to_its_parents_service_until_told_otherwise() -> None:
@@ -42,7 +51,7 @@ def test_a_child_belongs_to_its_parents_service_until_told_otherwise() -> None:
     facts.update(Batch(0, fork.chunk()), SCHEMA)
     assert facts.tgids("svc") == {SERVER, 200}
     assert (facts.comm(200), facts.cgroup(200)) == ("engine", "/a")
-    facts.update(Batch(0, EventBuilder().chunk(), facts=[ProcessFact(200, "gcc")]), SCHEMA)
+    facts.update(Batch(0, EventBuilder().chunk(), facts=[ProcessFact(200, "gcc", start_ticks=9)]), SCHEMA)
     assert facts.tgids("svc") == {SERVER}
 
 

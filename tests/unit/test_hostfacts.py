@@ -40,6 +40,7 @@ def test_a_process(proc: Path) -> None:
         cpus_allowed=0,  # the kernel knows no such process
         cpu_count=os.cpu_count() or 0,
         start_ticks=22,
+        parent=1,
     )
 
 

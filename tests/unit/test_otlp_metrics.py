@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 from whyspan import __version__
 from whyspan.config import Otlp
-from whyspan.model import Finding
+from whyspan.model import EngineFacts, Finding
 from whyspan_exporters.link import Count
 from whyspan_exporters.otlp import figures
 from whyspan_exporters.otlp.figures import Figures
@@ -205,6 +205,111 @@ def test_every_metric_arrives(make_finding: MakeFinding, make_sink: MakeSink, pr
     receiver.stop()
 
 
+def engine(**said: Any) -> dict[str, Any]:
+    """A process as `whyspan.engines.status` tells of it."""
+    return {"service": "chat", "engine": "vllm", "state": "ok", "role": "core"} | said
+
+
+ENGINES = [
+    engine(
+        running=3,
+        waiting=5,
+        zombies=1,
+        kv_usage=0.5,
+        kv_blocks={"used": 7, "cached": 2, "free": 11},
+        fragmentation=0.125,
+        batch=4.5,
+        tokens_per_step=101.25,
+        frozen_s=4.0,
+    ),
+    engine(running=2, waiting=0, zombies=0, kv_usage=0.75, kv_blocks={"used": 1, "free": "x"}, frozen_s=0.0),
+    engine(role="frontend", running=None, waiting=None, zombies=None, kv_usage=None, frozen_s=None),
+    engine(service="sgl", engine="sglang", state="feeds", running=13, kv_usage=0.25),
+    engine(state="ended", running=99, kv_usage=1.0, frozen_s=9.0),
+    engine(service=5, running=1),
+    "junk",
+]
+ENGINE_COUNTS = [
+    Count("engine_steps", "chat", "vllm", 997),
+    Count("engine_batches", "chat", "vllm", 991),
+    Count("engine_sequences", "chat", "vllm", 4001),
+    Count("engine_step_ns", "chat", "vllm", 1_500_000_000),
+    Count("engine_tokens", "chat", "vllm", 9001),
+    Count("engine_recomputed", "chat", "vllm", 701),
+    Count("engine_prompt_tokens", "chat", "vllm", 5003),
+    Count("engine_prompt_tokens", "sgl", "sglang", 17),
+    Count("engine_cached_tokens", "chat", "vllm", 2003),
+    Count("engine_output_tokens", "chat", "vllm", 1999),
+    Count("engine_preemptions", "chat", "vllm", 19),
+    Count("engine_evicted_blocks", "chat", "vllm", 23),
+    Count("engine_prompts", "chat", "rag", 29),
+    Count("engine_prompts", "chat", "", 31),
+]
+
+
+def test_metrics_of_engines(make_finding: MakeFinding, make_sink: MakeSink) -> None:
+    receiver = HttpReceiver()
+    sink = make_sink(receiver, metrics_interval_s=3600)
+    explained = [make_finding(n) for n in (1, 2, 3)]
+    explained[0].engine = EngineFacts(prompt_tokens=101, output_tokens=11, template="rag")
+    explained[1].engine = EngineFacts(prompt_tokens=103, output_tokens=13)
+    still_open = make_finding(4, outcome="open")
+    still_open.engine = EngineFacts(prompt_tokens=1000, output_tokens=1000)
+    sink.emit(
+        [
+            Counts("i", ENGINE_COUNTS),
+            Status("i", {"engines": ENGINES}),
+            *(Explained(finding_id("i", f), START, f) for f in [*explained, still_open]),
+        ]
+    )
+    sink.close()
+    found = receiver.newest_metrics()
+    chat = ("vllm", "chat")
+    assert {
+        name: (shape(m), m.unit, points(m))
+        for name, m in found.items()
+        if "engine" in name or name == "whyspan.finding.token.count"
+    } == {
+        "whyspan.engine.step.count": ("counter", "{step}", {chat: 997}),
+        "whyspan.engine.batch.count": ("counter", "{batch}", {chat: 991}),
+        "whyspan.engine.batch.sequences": ("counter", "{sequence}", {chat: 4001}),
+        "whyspan.engine.step.time": ("counter", "s", {chat: 1.5}),
+        "whyspan.engine.token.computed": ("counter", "{token}", {chat: 9001}),
+        "whyspan.engine.token.recomputed": ("counter", "{token}", {chat: 701}),
+        "whyspan.engine.token.prompt": ("counter", "{token}", {chat: 5003, ("sglang", "sgl"): 17}),
+        "whyspan.engine.token.cached": ("counter", "{token}", {chat: 2003}),
+        "whyspan.engine.token.output": ("counter", "{token}", {chat: 1999}),
+        "whyspan.engine.preemption.count": ("counter", "{preemption}", {chat: 19}),
+        "whyspan.engine.kv.evicted": ("counter", "{block}", {chat: 23}),
+        "whyspan.engine.prompt.count": ("counter", "{prompt}", {("chat", "rag"): 29, ("chat", "none"): 31}),
+        "whyspan.engine.sequence.running": ("updown", "{sequence}", {chat: 5, ("sglang", "sgl"): 13}),
+        "whyspan.engine.sequence.waiting": ("updown", "{sequence}", {chat: 5}),
+        "whyspan.engine.sequence.zombie": ("updown", "{sequence}", {chat: 1}),
+        "whyspan.engine.kv.utilization": ("gauge", "1", {chat: 0.625, ("sglang", "sgl"): 0.25}),
+        "whyspan.engine.kv.blocks": (
+            "updown",
+            "{block}",
+            {(*chat, "used"): 8, (*chat, "cached"): 2, (*chat, "free"): 11},
+        ),
+        "whyspan.engine.kv.fragmentation": ("gauge", "1", {chat: 0.125}),
+        "whyspan.engine.batch.size": ("gauge", "{sequence}", {chat: 4.5}),
+        "whyspan.engine.step.tokens": ("gauge", "{token}", {chat: 101.25}),
+        "whyspan.engine.frozen": ("gauge", "{process}", {chat: 1}),
+        "whyspan.finding.token.count": (
+            "counter",
+            "{token}",
+            {
+                ("input", "chat", "rag"): 101,
+                ("output", "chat", "rag"): 11,
+                ("input", "chat", "none"): 103,
+                ("output", "chat", "none"): 13,
+            },
+        ),
+    }
+    assert all(re.fullmatch(r"whyspan(\.[a-z_]+)+", name) and m.description for name, m in found.items())
+    receiver.stop()
+
+
 def test_metrics_can_be_off(make_finding: MakeFinding, make_sink: MakeSink) -> None:
     receiver = HttpReceiver()
     sink = make_sink(receiver, metrics=False)
@@ -276,7 +381,16 @@ def test_what_is_no_number_is_absent(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [{}, {"probes": 3}, {"probes": [{}, {"name": 5}]}, {"watched_by_service": [1]}, {"sinks": []}]
+    "status",
+    [
+        {},
+        {"engines": 3},
+        {"engines": [{}, {"service": "a", "engine": "b", "kv_blocks": 3}]},
+        {"probes": 3},
+        {"probes": [{}, {"name": 5}]},
+        {"watched_by_service": [1]},
+        {"sinks": []},
+    ],
 )
 def test_any_state_is_survived(make_sink: MakeSink, status: dict[str, Any]) -> None:
     receiver = HttpReceiver()

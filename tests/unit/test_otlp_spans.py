@@ -19,10 +19,21 @@ from opentelemetry.semconv import attributes as stable
 from opentelemetry.semconv._incubating import attributes as incubating
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from whyspan import __version__
-from whyspan.model import Culprit, Finding, ProcessFact, Request, RuledOut, Segment, Verdict
+from whyspan.engines.view import PHASES
+from whyspan.model import (
+    Culprit,
+    EngineFacts,
+    Finding,
+    PhaseTime,
+    ProcessFact,
+    Request,
+    RuledOut,
+    Segment,
+    Verdict,
+)
 from whyspan_exporters.otlp.delivery import reasons
 from whyspan_exporters.otlp.resource import Resources
-from whyspan_exporters.otlp.spans import MAX_SPANS, to_spans
+from whyspan_exporters.otlp.spans import ENGINE_PHASES, MAX_SPANS, to_spans
 from whyspan_exporters.records import Explained
 
 MakeFinding = Callable[..., Finding]
@@ -74,6 +85,41 @@ def with_path(finding: Finding, *pieces: tuple[int, int, str], **changes: Any) -
     for a, b, cause in pieces:
         causes[cause] = causes.get(cause, 0.0) + b - a
     return msgspec.structs.replace(finding, segments=segments, causes=causes, **changes)
+
+
+#: Of the request of `make_finding`, in ms.
+PHASE_TIMES = {
+    "frontend": (0, 2),
+    "handover": (2, 3),
+    "queue": (3, 30),
+    "prefill": (30, 40),
+    "decode": (40, 90),
+    "delivery": (90, 100),
+}
+
+
+def with_engine(finding: Finding, **facts: Any) -> Finding:
+    """The finding, in place, with what an engine says of its request."""
+    start = finding.request.start_ns
+    finding.phases = [PhaseTime(n, start + a * MS, start + b * MS) for n, (a, b) in PHASE_TIMES.items()]
+    usual: dict[str, Any] = {
+        "engine": "vllm",
+        "version": "0.32.0",
+        "state": "degraded",
+        "core_tgid": 77,
+        "request_id": "cmpl-1-0",
+        "prompt_tokens": 1009,
+        "cached_tokens": 512,
+        "output_tokens": 31,
+        "preemptions": 1,
+        "recomputed_tokens": 701,
+        "steps": 33,
+        "batch": 5,
+        "kv_usage": 0.75,
+        "model": "opt-125m",
+    }
+    finding.engine = EngineFacts(**(usual | facts))
+    return finding
 
 
 def test_a_request_with_a_traceparent(make_finding: MakeFinding) -> None:
@@ -264,6 +310,121 @@ def test_unknown_is_a_verdict_too(make_finding: MakeFinding) -> None:
     assert ((span.start_time or 0) - START, (span.end_time or 0) - START) == (40 * MS, 100 * MS)
 
 
+def test_the_engines_phases_stand_for_those_by_the_first_byte(make_finding: MakeFinding) -> None:
+    finding = with_engine(
+        with_path(
+            make_finding(1), (0, 5, "work.cpu"), (5, 25, "engine.queueing"), (25, 100, "engine.kv_preemption")
+        )
+    )
+    finding.verdict.cause = "engine.queueing"
+    spans = spans_of(finding)
+    assert [s.name for s in spans[1:7]] == [f"whyspan.phase.{n}" for n in PHASES]
+    assert ENGINE_PHASES == PHASES
+    times = {
+        s.name.rpartition(".")[2]: ((s.start_time or 0) - START, (s.end_time or 0) - START)
+        for s in spans[1:7]
+    }
+    assert times == {n: (a * MS, b * MS) for n, (a, b) in PHASE_TIMES.items()}
+    parents = parent_names(spans)
+    assert {parents[f"whyspan.phase.{n}"] for n in PHASES} == {"whyspan.request"}
+    assert parents["whyspan.cause.engine.queueing"] == "whyspan.phase.queue"
+    assert parents["whyspan.cause.engine.kv_preemption"] == "whyspan.request"  # across phases
+
+
+def test_with_all_phases_and_many_causes_there_is_room_for_thirteen(make_finding: MakeFinding) -> None:
+    finding = with_engine(with_path(make_finding(1), *((i, i + 2, f"cause.{i}") for i in range(0, 80, 2))))
+    finding.verdict.cause = "cause.78"
+    spans = spans_of(finding)
+    assert len(spans) == MAX_SPANS
+    assert [s.name for s in spans].index("whyspan.cause.cause.78") == 7  # the verdict's is never crowded out
+
+
+def test_phases_that_make_no_sense_are_left_out(make_finding: MakeFinding) -> None:
+    finding = with_engine(make_finding(1))
+    start = finding.request.start_ns
+    finding.phases = [
+        PhaseTime("queue", start - 5 * MS, start + 10 * MS),
+        PhaseTime("queue", start + 10 * MS, start + 20 * MS),  # a second time: it would have the same id
+        PhaseTime("\x1b[31m", start, start + MS),
+        PhaseTime("decode", start + 30 * MS, start + 20 * MS),
+        PhaseTime("delivery", start + 90 * MS, start + 500 * MS),
+    ]
+    spans = by_name(spans_of(finding))
+    assert {n for n in spans if "phase" in n} == {"whyspan.phase.queue", "whyspan.phase.delivery"}
+    queue, delivery = spans["whyspan.phase.queue"], spans["whyspan.phase.delivery"]
+    assert ((queue.start_time or 0) - START, (queue.end_time or 0) - START) == (0, 10 * MS)
+    assert (delivery.end_time or 0) - START == 100 * MS
+
+
+def test_attributes_of_the_engine(make_finding: MakeFinding) -> None:
+    finding = with_engine(make_finding(1, route="/v1/chat/completions"), n=3, template="rag")
+    before = dict(spans_of(make_finding(1, route="/v1/chat/completions"))[0].attributes or {})
+    after = dict(spans_of(finding)[0].attributes or {})
+    assert {k: v for k, v in after.items() if k not in before} == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.model": "opt-125m",
+        "gen_ai.request.choice.count": 3,
+        "gen_ai.usage.input_tokens": 1009,
+        "gen_ai.usage.output_tokens": 31,
+        "gen_ai.usage.cache_read.input_tokens": 512,
+        "whyspan.engine.name": "vllm",
+        "whyspan.engine.version": "0.32.0",
+        "whyspan.engine.state": "degraded",
+        "whyspan.engine.request_id": "cmpl-1-0",
+        "whyspan.engine.pid": 77,
+        "whyspan.engine.preemptions": 1,
+        "whyspan.engine.recomputed_tokens": 701,
+        "whyspan.engine.steps": 33,
+        "whyspan.engine.batch_size": 5,
+        "whyspan.engine.kv_utilization": 0.75,
+        "whyspan.engine.template": "rag",
+    }
+
+
+def test_what_an_engine_does_not_know_is_absent_and_what_is_0_is_0(make_finding: MakeFinding) -> None:
+    finding = make_finding(1)
+    finding.engine = EngineFacts()
+    known = dict(spans_of(finding)[0].attributes or {})
+    names = {k for k in known if k.startswith(("gen_ai.", "whyspan.engine."))}
+    assert names == {"gen_ai.operation.name"}
+    finding.engine = EngineFacts(prompt_tokens=7, kv_usage=0.0)
+    known = dict(spans_of(finding)[0].attributes or {})
+    assert known["gen_ai.usage.cache_read.input_tokens"] == 0
+    assert known["whyspan.engine.preemptions"] == known["whyspan.engine.kv_utilization"] == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "caller", "parent"),
+    [
+        ("a" * 16, CALLER, "a" * 16),
+        ("", CALLER, CALLER),
+        ("0" * 16, CALLER, CALLER),
+        ("not an id", CALLER, CALLER),
+        ("a" * 16, "", "a" * 16),
+        ("", "", ""),
+    ],
+)
+def test_the_servers_own_span_comes_before_the_callers(
+    make_finding: MakeFinding, server: str, caller: str, parent: str
+) -> None:
+    finding = with_engine(make_finding(1, trace_id=TRACE, parent_span_id=caller), server_span_id=server)
+    spans = spans_of(finding)
+    assert parent_names(spans)["whyspan.request"] == parent
+    assert f"{context(spans[0]).trace_id:032x}" == TRACE
+
+
+@pytest.mark.parametrize("kind", ["request", "peer", "cache", "model"])
+def test_a_culprit_without_a_span_is_named_and_not_linked(make_finding: MakeFinding, kind: str) -> None:
+    finding = with_engine(make_finding(1))
+    trace = "" if kind != "request" else "f" * 32  # a request without a traceparent: whyspan's own trace id
+    finding.verdict.culprit = Culprit(kind=kind, name="x", detail="why", trace_id=trace)
+    span = by_name(spans_of(finding))["whyspan.cause.cpu.throttled"]
+    assert not span.links
+    attributes = {k: v for k, v in (span.attributes or {}).items() if k.startswith("whyspan.culprit.")}
+    expected = {"whyspan.culprit.kind": kind, "whyspan.culprit.name": "x", "whyspan.culprit.detail": "why"}
+    assert attributes == expected | ({"whyspan.culprit.trace_id": trace} if trace else {})
+
+
 def test_an_ordinary_request_claims_nothing(make_finding: MakeFinding) -> None:
     spans = spans_of(make_finding(1, slow=False))
     assert [s.name for s in spans] == ["whyspan.request", "whyspan.phase.ttft", "whyspan.phase.stream"]
@@ -413,11 +574,13 @@ def standard_names() -> set[str]:
 def test_every_name_is_standard_or_ours(make_finding: MakeFinding) -> None:
     finding = make_finding(1, request_id="r", tenant="t", outcome="error", status=500, method="BREW")
     finding.process = ProcessFact(100, "c", "e", "chat", "/g", vpid=2, container_id="c", pod_uid="p")
+    with_engine(finding, n=2, template="rag")
     spans = to_spans(Explained("i", START, finding), Resources().of(finding))
     keys = {k for s in spans for k in s.attributes or {}} | set(spans[0].resource.attributes)
     keys |= {k for s in spans for e in s.events for k in e.attributes or {}}
     theirs = {k for k in keys if not k.startswith(("whyspan.", "http.request.header."))}
     assert theirs - standard_names() == set()
+    assert {"gen_ai.usage.cache_read.input_tokens", "gen_ai.request.choice.count"} <= theirs
     assert {"process.vpid", "k8s.pod.uid", "container.id", "error.type", "host.arch", "url.path"} <= theirs
     # No name may also be the beginning of another: some backends keep attributes as nested objects.
     assert not {(a, b) for a in keys for b in keys if b.startswith(f"{a}.")}
@@ -479,6 +642,29 @@ REQUESTS = st.builds(
     request_bytes=ANY_INT,
     response_bytes=ANY_INT,
 )
+ENGINES = st.builds(
+    EngineFacts,
+    engine=ANY_TEXT,
+    version=ANY_TEXT,
+    state=ANY_TEXT,
+    core_tgid=ANY_INT,
+    request_id=ANY_TEXT,
+    prompt_tokens=ANY_INT,
+    cached_tokens=ANY_INT,
+    output_tokens=ANY_INT,
+    preemptions=ANY_INT,
+    recomputed_tokens=ANY_INT,
+    steps=ANY_INT,
+    batch=ANY_INT,
+    kv_usage=ANY_FLOAT,
+    n=ANY_INT,
+    template=ANY_TEXT,
+    model=ANY_TEXT,
+    server_span_id=ANY_TEXT,
+)
+PHASE_LISTS = st.lists(
+    st.builds(PhaseTime, st.sampled_from(PHASES) | ANY_TEXT, ANY_INT, ANY_INT), max_size=12
+)
 VERDICTS = st.builds(
     Verdict,
     cause=CAUSES,
@@ -512,6 +698,8 @@ FINDINGS = st.builds(
     verdict=VERDICTS,
     ruled_out=st.lists(st.builds(RuledOut, ANY_TEXT, ANY_TEXT), max_size=40),
     lost_events=ANY_INT,
+    phases=PHASE_LISTS,
+    engine=st.none() | ENGINES,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -105,13 +106,26 @@ def test_every_configuration_field_is_documented(found: Found, btf_of: Callable[
 def test_hooks_and_programs_name_each_other(found: Found) -> None:
     sections = program_sections(built(found))
     named = [p for h in found.probe.hooks for a in h.alternatives for p in a]
+    named += [p for h in found.probe.user_hooks for p in h.programs]
     assert set(named) == set(sections), "a program nobody attaches, or one that is not there"
     assert len(named) == len(set(named))
     for hook in found.probe.hooks:
         assert hook.alternatives
         assert all(hook.alternatives)
-    assert len({h.name for h in found.probe.hooks}) == len(found.probe.hooks)
-    assert any(h.required for h in found.probe.hooks)
+    for user in found.probe.user_hooks:
+        assert user.symbols
+        # Alternatives of one thing: all at the entry of the function, or all at its return.
+        assert len({sections[p].partition(".")[0] for p in user.programs}) == 1
+        assert {sections[p] for p in user.programs} <= {
+            "uprobe.multi",
+            "uprobe",
+            "uretprobe.multi",
+            "uretprobe",
+        }
+        re.compile(user.library)
+    names = found.probe.hook_names()
+    assert len(set(names)) == len(names)
+    assert any(h.required for h in found.probe.hooks) or any(h.required for h in found.probe.user_hooks)
 
 
 def test_together_they_make_a_schema(btf_of: Callable[[Found], Btf]) -> None:

@@ -78,6 +78,8 @@ def test_a_request_from_head_to_last_byte() -> None:
         response_bytes=1234,
         cookie=COOKIE,
         seq=0,
+        client_port=50000,
+        server_port=8000,
     )
     assert t.open_requests() == []
 

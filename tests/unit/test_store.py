@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from whyspan.errors import StoreError
-from whyspan.model import Finding
-from whyspan_exporters import link
+from whyspan.model import EngineFacts, Finding
+from whyspan_exporters import link, schema
 from whyspan_exporters.endpoint import Endpoint
 from whyspan_exporters.link import Count, CountMsg, FindingMsg, Hello, StatusMsg
 from whyspan_exporters.reader import Reader
@@ -162,6 +163,171 @@ def test_other_versions_and_other_files_are_refused(tmp_path: Path) -> None:
             attempt(path)
     with pytest.raises(StoreError, match="no store at"):
         Reader(tmp_path / "none.db")
+
+
+#: The tables as whyspan 0.3 made them.
+VERSION_1 = """
+CREATE TABLE findings (
+    id TEXT PRIMARY KEY,
+    trace_id TEXT NOT NULL,
+    service TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    start_unix_ns INTEGER NOT NULL,
+    latency_ns INTEGER NOT NULL,
+    ttft_ns INTEGER,
+    status INTEGER NOT NULL,
+    slow INTEGER NOT NULL,
+    cause TEXT NOT NULL,
+    finding BLOB NOT NULL
+);
+CREATE INDEX findings_start ON findings (start_unix_ns);
+CREATE INDEX findings_slow ON findings (slow, start_unix_ns);
+CREATE INDEX findings_trace ON findings (trace_id);
+CREATE INDEX findings_request ON findings (request_id) WHERE request_id != '';
+CREATE TABLE counters (
+    instance TEXT NOT NULL,
+    name TEXT NOT NULL,
+    service TEXT NOT NULL,
+    label TEXT NOT NULL,
+    value INTEGER NOT NULL,
+    updated_unix_ns INTEGER NOT NULL,
+    PRIMARY KEY (instance, name, service, label)
+) WITHOUT ROWID;
+CREATE TABLE status (
+    instance TEXT PRIMARY KEY,
+    updated_unix_ns INTEGER NOT NULL,
+    status TEXT NOT NULL
+) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+
+
+def old_store(path: Path, finding: Finding) -> None:
+    """A store of version 1 with a finding as it was then, without what an engine says."""
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(finding))
+    del told["phases"], told["engine"], told["request"]["client_port"], told["request"]["server_port"]
+    db = sqlite3.connect(path, isolation_level=None)
+    db.executescript("PRAGMA page_size = 4096; PRAGMA auto_vacuum = INCREMENTAL;")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.executescript(f"BEGIN; {VERSION_1} COMMIT;")
+    r = finding.request
+    row = (
+        r.trace_id,
+        r.service,
+        r.request_id,
+        NOW,
+        finding.wall_ns,
+        None,
+        r.status,
+        1,
+        finding.verdict.cause,
+    )
+    db.execute(
+        "INSERT INTO findings VALUES ('old-1', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*row, msgspec.msgpack.encode(told)),
+    )
+    db.execute("INSERT INTO counters VALUES ('old', 'requests', 'chat', 'ok', 7, ?)", (NOW,))
+    db.close()
+
+
+def layout(path: Path) -> dict[str, list[str]]:
+    """Column names by table, and the names of the indices."""
+    tables = [str(n) for (n,) in rows(path, "SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    out: dict[str, list[str]] = {
+        n: [str(c[1]) for c in rows(path, f"PRAGMA table_info({n})")] for n in tables
+    }
+    indices = rows(path, "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
+    out["indices"] = sorted(f"{name}: {sql}" for name, sql in indices)
+    out["version"] = [str(rows(path, "PRAGMA user_version")[0][0])]
+    return out
+
+
+def test_an_old_store_is_brought_up_to_date(tmp_path: Path, make_finding: MakeFinding) -> None:
+    path, fresh = tmp_path / "s.db", tmp_path / "fresh.db"
+    finding = make_finding(1, request_id="req-1")
+    old_store(path, finding)
+    new_store(fresh).close()
+    store = new_store(path)
+    assert layout(path) == layout(fresh)
+    new = make_finding(2)
+    new.engine = EngineFacts(request_id="cmpl-2-0")
+    store.emit([record(new)])
+    assert store.flush() == ""
+    store.close()
+    reader = Reader(path)
+    assert [s.finding for s in reader.find("req-1")] == [finding]
+    assert [s.finding for s in reader.find("0" * 31 + "1")] == [finding]
+    assert [s.finding for s in reader.find("cmpl-2-0")] == [new]
+    assert {s.finding.request.seq for s in reader.newest()} == {1, 2}
+    reader.close()
+    assert rows(path, "SELECT value FROM counters") == [(7,)]
+    new_store(path).close()  # once is enough
+    assert rows(path, "SELECT count(*) FROM findings") == [(2,)]
+
+
+def test_an_old_store_is_read_as_it_is(tmp_path: Path, make_finding: MakeFinding) -> None:
+    path = tmp_path / "s.db"
+    finding = make_finding(1, request_id="req-1")
+    old_store(path, finding)
+    reader = Reader(path)
+    for name in ("old-1", "req-1", "0000"):
+        assert [s.finding for s in reader.find(name)] == [finding]
+    assert reader.find("cmpl") == []
+    # A writer comes while it is open.
+    new_store(path).close()
+    assert [s.finding for s in reader.find("req-1")] == [finding]
+    assert [s.finding for s in reader.newest()] == [finding]
+    reader.close()
+    assert rows(path, "PRAGMA user_version") == [(schema.VERSION,)]
+
+
+def test_an_upgrade_that_fails_leaves_the_old_store(
+    tmp_path: Path, make_finding: MakeFinding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    old_store(path, make_finding(1))
+    before = layout(path)
+    broken = {1: schema.UPGRADES[1].replace("PRAGMA", "CREATE TABLE counters (x); PRAGMA")}
+    monkeypatch.setattr(schema, "UPGRADES", broken)
+    with pytest.raises(StoreError, match="cannot open the store"):
+        new_store(path)
+    assert layout(path) == before
+
+
+def test_an_engines_request_is_found(tmp_path: Path, make_finding: MakeFinding) -> None:
+    path = tmp_path / "s.db"
+    store = new_store(path)
+    ids = {1: "cmpl-aaaa1-0", 2: "cmpl-aaaa2-0", 3: "", 4: "00000000000000000000000000000001-0", 5: "%_'\"é"}
+    for n, engine_id in ids.items():
+        finding = make_finding(n)
+        finding.engine = EngineFacts(request_id=engine_id)
+        store.emit([record(finding)])
+    store.emit([record(make_finding(6))])
+    store.close()
+    reader = Reader(path)
+
+    def found(name: str) -> list[int]:
+        return sorted(s.finding.request.seq for s in reader.find(name))
+
+    assert found("cmpl-aaaa1-0") == found("cmpl-aaaa1") == [1]
+    assert found("cmpl-aaaa") == found("cmpl") == [1, 2]
+    assert found("CMPL-aaaa") == found("cmp") == found("") == found("%_%%") == found("cmpl-aaaa1-0 ") == []
+    assert found("%_'\"") == found("%_'\"é") == [5]
+    # Nobody knows which is meant: the trace of one, the engine's id of another. A whole trace id is clear.
+    assert found("0" * 31) == [1, 2, 3, 4, 5, 6]
+    assert found("0" * 31 + "1") == [1]
+    assert found("0" * 31 + "1-") == [4]
+    assert found("\ud800abcd") == []
+    reader.close()
+    plans = [
+        str(rows(path, f"EXPLAIN QUERY PLAN SELECT id FROM findings WHERE {where}"))
+        for where in (
+            "engine_request = 'x' AND engine_request != ''",
+            "request_id = 'x' AND request_id != ''",
+            "(trace_id >= 'a' AND trace_id < 'b') OR (engine_request >= 'a' AND engine_request < 'b')",
+        )
+    ]
+    assert not any("SCAN" in plan for plan in plans)
 
 
 def test_mode_is_0640_and_so_is_the_log(tmp_path: Path, make_finding: MakeFinding) -> None:

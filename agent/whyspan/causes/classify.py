@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from functools import cache
+from typing import Final, NamedTuple
 
 from whyspan.causes import work
 from whyspan.causes.context import MS, Context
-from whyspan.causes.rule import Claim, rules
+from whyspan.causes.rule import Claim, Conditional, OfStates, Rule, rules
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit, RuledOut, Segment
-from whyspan.timeline import UNKNOWN_STATE
+from whyspan.timeline import BLOCKED, RUNNABLE, RUNNING, THROTTLED, WAKEUP
+
+#: Those a cause may be found for; what is unknown stays so.
+STATES: Final = (RUNNING, RUNNABLE, WAKEUP, THROTTLED, BLOCKED)
 
 
 class Classified(NamedTuple):
@@ -31,10 +35,11 @@ def classify(path: Path, ctx: Context) -> Classified:
     """Return the path's segments with causes; they tile the same interval."""
     segments: list[Segment] = []
     blamed: dict[str, dict[Culprit, int]] = defaultdict(lambda: defaultdict(int))
+    asked = applicable(ctx)
     todo = list(reversed(path.segments))
     while todo:
         piece = todo.pop()
-        claim = _claim(piece, ctx)
+        claim = _claim(piece, ctx, asked)
         lo = max(claim.start_ns or piece.start_ns, piece.start_ns)
         hi = min(claim.end_ns or piece.end_ns, piece.end_ns)
         if lo >= hi:  # a claim beside its segment: a rule's defect must not cost the tiling
@@ -73,10 +78,24 @@ def rule_out(classified: Classified, ctx: Context, claimed: str = "") -> list[Ru
     return out
 
 
-def _claim(piece: PathSegment, ctx: Context) -> Claim:
-    if piece.state == UNKNOWN_STATE:
-        return work.match(piece, ctx)
-    for rule in rules():
+def applicable(ctx: Context) -> dict[str, list[Rule]]:
+    """Return, by state of a segment, the rules that may claim it; most of the engine's have nothing to say."""
+    able = {r.id for r in rules() if r.id not in _conditional() or _conditional()[r.id].applies(ctx)}
+    return {state: [r for r in asked if r.id in able] for state, asked in _by_state().items()}
+
+
+@cache
+def _conditional() -> dict[str, Conditional]:
+    return {r.id: r for r in rules() if isinstance(r, Conditional)}
+
+
+@cache
+def _by_state() -> dict[str, list[Rule]]:
+    return {s: [r for r in rules() if not isinstance(r, OfStates) or s in r.states] for s in STATES}
+
+
+def _claim(piece: PathSegment, ctx: Context, asked: dict[str, list[Rule]]) -> Claim:
+    for rule in asked.get(piece.state, ()):
         claim = rule.match(piece, ctx)
         if claim is not None:
             return claim

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from whyspan.causes.goes import Go, long_goes
 from whyspan.containers import short
 from whyspan.critical_path import PathSegment
+from whyspan.engines import EngineView
 from whyspan.facts import Facts
 from whyspan.model import FdFact, Request
 from whyspan.syscalls import POLL
@@ -22,6 +24,7 @@ _KERNEL_THREAD: Final = 8  # aux of block_done
 # Instants at which the demand for CPUs is sampled, per segment and per request.
 _SAMPLES: Final = 3
 _MAX_DEMANDS: Final = 8
+T = TypeVar("T")
 
 
 class BlockIo(NamedTuple):
@@ -42,15 +45,24 @@ class BlockIo(NamedTuple):
 class Context:
     """One request in its surroundings. Every answer is memoised; nothing here changes."""
 
-    def __init__(self, timelines: Timelines, request: Request) -> None:
+    def __init__(self, timelines: Timelines, request: Request, engine: EngineView | None = None) -> None:
         self.timelines = timelines
         self.request = request
+        self.engine = engine
+        self._memo: dict[Any, Any] = {}
         self.facts: Facts = timelines.facts
         self.service_tgids = self.facts.tgids(request.service) | {request.tgid}
         self._goes: dict[int, list[Go]] = {}
         self._demand: dict[tuple[int, int], float] = {}
         self._rivals: dict[tuple[int, int, int], Rival] = {}
         self._servers: frozenset[int] | None = None
+
+    def memo(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what *make* returns, made once per request for each key."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        found: T = self._memo[key]
+        return found
 
     def thread_label(self, tid: int, tgid: int) -> str:
         """Return a name for a thread: its own, its process's, or its number."""
@@ -121,6 +133,10 @@ class Context:
             ends = {self.request.start_tid, self.request.end_tid}
             self._servers = frozenset(ends | set(np.unique(senders).tolist()))
         return tid in self._servers
+
+    def polls(self, tid: int) -> bool:
+        """Return whether a thread ever rests in a polling call: it runs an event loop."""
+        return self.memo(("polls", tid), lambda: bool(self.timelines.thread(tid).poll_edges(POLL)[1]))
 
     def goes(self, tid: int) -> list[Go]:
         """Return the long goes of a loop thread around the request; none when it is not a loop thread."""

@@ -9,6 +9,7 @@ from whyspan.causes.cpu_runqueue import waits_long
 from whyspan.causes.rule import Claim
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit
+from whyspan.timeline import RUNNABLE, WAKEUP
 
 #: Threads that want a CPU, per CPU allowed. Source: CAUSES.md, cpu.oversubscribed.
 MIN_RATIO: Final = 1.5
@@ -23,6 +24,7 @@ class _CpuOversubscribed:
         "and a passive wait policy (OMP_WAIT_POLICY=passive)."
     )
     rank = 31
+    states = frozenset({RUNNABLE, WAKEUP})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim a long wait behind siblings while at least 1.5 threads per allowed CPU want to run.

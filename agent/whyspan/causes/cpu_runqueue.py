@@ -28,6 +28,7 @@ class _CpuRunqueue:
         "or isolate cores for the server."
     )
     rank = 30
+    states = frozenset({RUNNABLE, WAKEUP})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim a long wait for a CPU that a process outside the service used."""

@@ -18,6 +18,7 @@ class _CpuThrottled:
         "(OMP_NUM_THREADS, workers) to the quota."
     )
     rank = 10
+    states = frozenset({THROTTLED})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim time the scheduler spent with the thread's group throttled."""

@@ -25,6 +25,7 @@ class _DiskContention:
     neighbours = ("io.log_blocked", "memory.mmap_faults")
     fix = "Try an I/O limit (io.max) on the busy writer, a separate disk, or smaller dirty limits."
     rank = 40
+    states = frozenset({BLOCKED})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim an uninterruptible wait of 10 ms or more during which block requests completed."""

@@ -29,6 +29,7 @@ class _LogBlocked:
         "and no fsync on log files."
     )
     rank = 20
+    states = frozenset({BLOCKED})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim a write or fsync of more than 10 ms to standard output, a pipe, or a log file."""

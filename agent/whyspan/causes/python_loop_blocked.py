@@ -20,6 +20,7 @@ class _LoopBlocked:
         "or making it shorter (orjson, smaller inputs)."
     )
     rank = 50
+    states = frozenset({RUNNING, BLOCKED})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim the part of a loop thread's time that lies in a go of 50 ms or more."""

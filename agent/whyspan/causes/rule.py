@@ -57,6 +57,23 @@ class Rule(Protocol):
         """Return the check, with numbers, by which the cause was set aside."""
 
 
+@runtime_checkable
+class Conditional(Protocol):
+    """A rule that can tell, once per request, that it has nothing to claim of it."""
+
+    def applies(self, ctx: Context) -> bool:
+        """Return whether ``match`` may claim anything."""
+
+
+@runtime_checkable
+class OfStates(Protocol):
+    """A rule that only ever claims segments in some states: it is not asked about others."""
+
+    @property
+    def states(self) -> frozenset[str]:
+        """States as in ``PathSegment.state``."""
+
+
 @cache
 def rules() -> tuple[Rule, ...]:
     """Return every rule of this package, by rank."""

@@ -39,7 +39,7 @@ def match(segment: PathSegment, ctx: Context) -> Claim:
 
 def _blocked(segment: PathSegment, wait: Wait, ctx: Context) -> Claim:
     call = syscalls.name(wait.syscall_nr) or "the kernel"
-    if _by_timer(wait):
+    if by_timer(wait):
         return Claim(TIMER, f"{call}, ended by a timer")
     if wait.context == SOFTIRQ and wait.softirq_vec == NET_RX:
         return Claim(PEER, f"{call}, ended by the network")
@@ -55,7 +55,8 @@ def _blocked(segment: PathSegment, wait: Wait, ctx: Context) -> Claim:
     )
 
 
-def _by_timer(wait: Wait) -> bool:
+def by_timer(wait: Wait) -> bool:
+    """Return whether a timer ended the wait."""
     return wait.context == HRTIMER or (wait.context == SOFTIRQ and wait.softirq_vec in _TIMER_VECTORS)
 
 

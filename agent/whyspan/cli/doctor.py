@@ -29,6 +29,7 @@ def command(*, config_path: Path | None, btf: Path | None, no_attach: bool, as_j
     Exit status 0 when every probe attaches, 1 otherwise.
     """
     from whyspan_probes.features import read_features
+    from whyspan_probes.state import HEALTHY
 
     from whyspan import cgroups
     from whyspan.config import load_config
@@ -42,7 +43,7 @@ def command(*, config_path: Path | None, btf: Path | None, no_attach: bool, as_j
     probes = _try_probes(features, kernel, attach=not no_attach)
     cgroups.join_host_namespace()
     servers = _servers.describe(Discovery(config.targets).scan()[0])
-    healthy = all(ok for _, ok, _, _ in checks) and all(p.state == "attached" for p in probes)
+    healthy = all(ok for _, ok, _, _ in checks) and all(p.state in HEALTHY for p in probes)
     if as_json:
         report: dict[str, Any] = {
             "healthy": healthy,
@@ -130,6 +131,9 @@ def _try_probes(features: Features, kernel: KernelBtf, *, attach: bool) -> list[
             for hook in f.probe.hooks:
                 why = [table.missing(sections[p]) for alternative in hook.alternatives for p in alternative]
                 state.hooks[hook.name] = HookState([], [w for w in why if w])
+            for user in f.probe.user_hooks:
+                why = [table.missing(sections[program]) for program in user.programs]
+                state.hooks[user.name] = HookState([], [w for w in why if w])
         except (ProbeFrameworkError, KeyError) as e:
             state.reason = str(e)
         states.append(state)

@@ -24,7 +24,10 @@ _CAUSE_ROWS = 12
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, request_id: str, config_path: Path | None, store_path: Path | None, as_json: bool) -> None:
-    """Explain the request ID: a trace id, its first digits (at least 4), or an x-request-id."""
+    """Explain the request ID: a trace id, an x-request-id, or the engine's own id of the request.
+
+    Of a trace id and of an engine's id the beginning will do (at least 4 characters).
+    """
     with open_reader(config_path, store_path) as reader:
         stored = _one(reader, request_id)
     if as_json:
@@ -42,7 +45,8 @@ def _one(reader: Reader, name: str) -> Stored:
     found = reader.find(name)
     if not found:
         raise StoreError(
-            f"no request {name}: give a trace id, its first 4 or more digits, or an x-request-id;"
+            f"no request {name}: give a trace id, an engine's request id, the first 4 or more characters of either,"
+            " or an x-request-id;"
             " `whyspan slow --all` lists what is stored"
         )
     traces = sorted({s.finding.request.trace_id for s in found})
@@ -72,12 +76,17 @@ def _document(stored: Stored) -> dict[str, Any]:
         "verdict": msgspec.to_builtins(finding.verdict),
         "ruled_out": msgspec.to_builtins(finding.ruled_out),
         "process": msgspec.to_builtins(finding.process),
+        "phases": [
+            {"name": p.name, "start_ns": p.start_ns, "end_ns": p.end_ns, "ms": (p.end_ns - p.start_ns) / 1e6}
+            for p in finding.phases
+        ],
+        "engine": msgspec.to_builtins(finding.engine),
     }
 
 
 def _report(stored: Stored) -> list[str]:
     from whyspan import clock
-    from whyspan.cli import _timeline
+    from whyspan.cli import _engine, _timeline
     from whyspan.model import FAILED
     from whyspan.text import clean
 
@@ -91,23 +100,27 @@ def _report(stored: Stored) -> list[str]:
         + (f"  request id {clean(r.request_id, 64)}" if r.request_id else ""),
         _times(stored),
         *_process(stored),
+        *(_engine.lines(f.engine) if f.engine is not None else ()),
         "",
     ]
     if f.slow or failed:
+        where = _engine.phase(f)
         out.append(clean(v.sentence or f"The cause is {v.cause}.", 600))
         facts = [f"cause {clean(v.cause, 40)}", f"excess {v.excess_ms:.1f} ms ({v.share:.0%} of all excess)"]
-        facts += [f"confidence {v.confidence:.2f}"] + ([f"phase {clean(f.phase, 20)}"] if f.phase else [])
+        facts += [f"confidence {v.confidence:.2f}"] + ([f"phase {clean(where, 20)}"] if where else [])
         out.append("  " + ", ".join(facts))
         if v.culprit.kind or v.culprit.name:
-            out.append(f"  culprit   {_culprit(stored)}")
+            out.append(f"  culprit   {_engine.culprit(v.culprit)}")
         out += [f"  evidence  {clean(line, 200)}" for line in v.evidence]
         out += [f"  not       {clean(ruled.cause, 40)}: {clean(ruled.check, 160)}" for ruled in f.ruled_out]
         if v.fix:
             out.append(f"  fix       {clean(v.fix, 300)}")
     else:
         out.append("Not slow: sampled for the baseline.")
-    out += ["", *_causes(stored), "", f"{'at ms':>10} {'for ms':>10}"]
     block = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
+    if f.phases:
+        out += ["", *_engine.phase_rows(f.phases, r.start_ns, f.wall_ns, block)]
+    out += ["", *_causes(stored), "", f"{'at ms':>10} {'for ms':>10}"]
     out += _timeline.lines(f.segments, r.start_ns, f.wall_ns, block)
     return out
 
@@ -150,16 +163,6 @@ def _times(stored: Stored) -> str:
     if f.lost_events:
         parts.append(f"{f.lost_events} events lost")
     return ", ".join(parts)
-
-
-def _culprit(stored: Stored) -> str:
-    from whyspan.text import clean
-
-    c = stored.finding.verdict.culprit
-    ids = [f"process {c.tgid}"] * bool(c.tgid) + [f"thread {c.tid}"] * bool(c.tid)
-    text = f"{clean(c.kind, 20)} {clean(c.name, 80)}".strip()
-    text += f" ({', '.join(ids)})" if ids else ""
-    return text + (f": {clean(c.detail, 160)}" if c.detail else "")
 
 
 def _causes(stored: Stored) -> list[str]:

@@ -57,7 +57,8 @@ def _rows(status: dict[str, Any]) -> list[dict[str, Any]]:
                 "joins": p.joins,
                 "state": state.get("state", "not running"),
                 "reason": state.get("reason", ""),
-                "hooks": hooks or {h.name: {"used": [], "refused": []} for h in p.hooks},
+                "hooks": hooks or {name: {"used": [], "refused": []} for name in p.hook_names()},
+                "files": state.get("files", []),
                 "hits_per_s": state.get("hits_per_s", 0.0),
                 "ns_per_hit": state.get("ns_per_hit", 0.0),
                 "core_ratio": state.get("core_ratio", 0.0),
@@ -89,6 +90,15 @@ def _print(rows: list[dict[str, Any]], status: dict[str, Any], fields: bool) -> 
             f"{r['drops']:,}",
         )
     out.print(table)
+    files = [(r["name"], f) for r in rows for f in r["files"]]
+    if files:
+        table = Table("probe", "hook", "file", "state", "processes", box=None, pad_edge=False)
+        for name, f in files:
+            state = f"{f['state']}: {f['reason']}" if f["reason"] else f"{f['state']} by {f['by']}"
+            tgids = ", ".join(map(str, f["processes"]))
+            table.add_row(name, f["hook"], clean(f["path"], 120), clean(state, 120), tgids)
+        out.print()
+        out.print(table)
     if status:
         out.print(
             f"\nprobes {status.get('bpf_core_ratio', 0.0):.2%} and collector {status.get('agent_core_ratio', 0.0):.2%} "

@@ -66,6 +66,7 @@ def command(
 
 def _entry(stored: Stored) -> dict[str, Any]:
     from whyspan import clock
+    from whyspan.cli import _engine
 
     finding = stored.finding
     request, verdict = finding.request, finding.verdict
@@ -80,6 +81,8 @@ def _entry(stored: Stored) -> dict[str, Any]:
         "outcome": request.outcome,
         "ended_by": request.ended_by,
         "phase": finding.phase,
+        "engine_phase": _engine.phase(finding) if finding.phases else "",
+        "engine_request_id": finding.engine.request_id if finding.engine is not None else "",
         "verdict": {
             "cause": verdict.cause,
             "excess_ms": verdict.excess_ms,
@@ -91,6 +94,8 @@ def _entry(stored: Stored) -> dict[str, Any]:
                 "tgid": verdict.culprit.tgid,
                 "tid": verdict.culprit.tid,
                 "detail": verdict.culprit.detail,
+                "trace_id": verdict.culprit.trace_id,
+                "span_id": verdict.culprit.span_id,
             },
         },
         "accounted_ratio": finding.accounted_ns / finding.wall_ns if finding.wall_ns else 1.0,
@@ -133,6 +138,7 @@ _COLUMNS = (
     _Column("status", number=True, wide_only=True, min_width=6),
     _Column("total ms", number=True, min_width=8),
     _Column("ttft ms", number=True, wide_only=True),
+    _Column("phase", wide_only=True),
     _Column("cause"),
     _Column("excess ms", number=True, wide_only=True),
     _Column("share", number=True, wide_only=True),
@@ -144,6 +150,7 @@ _COLUMNS = (
 
 def _cells(stored: Stored, *, narrow: bool) -> dict[str, str]:
     from whyspan import clock
+    from whyspan.cli import _engine
     from whyspan.model import FAILED, UNFINISHED
     from whyspan.text import clean
 
@@ -161,10 +168,11 @@ def _cells(stored: Stored, *, narrow: bool) -> dict[str, str]:
         "status": clean(str(status), 10),
         "total ms": f"{finding.wall_ns / 1e6:.1f}",
         "ttft ms": f"{(request.first_ns - request.start_ns) / 1e6:.1f}" if request.first_ns else "-",
+        "phase": clean(_engine.phase(finding), 10) or "-",
         "cause": clean(cause, 32),
         "excess ms": f"{verdict.excess_ms:.1f}",
         "share": f"{verdict.share:.0%}",
         "conf.": f"{verdict.confidence:.2f}",
-        "culprit": clean(verdict.culprit.name, 32),
+        "culprit": _engine.culprit_name(verdict.culprit),
         "trace": clean(request.trace_id[:_TRACE_DIGITS], _TRACE_DIGITS),
     }

@@ -26,15 +26,19 @@ from whyspan_probes.errors import ProbeFrameworkError
 from whyspan_probes.governor import Budget, Governor
 from whyspan_probes.loader import KINDS_PER_PROBE
 from whyspan_probes.registry import discover
+from whyspan_probes.state import HEALTHY
 
 from whyspan import __version__, clock, selfuse
 from whyspan.baseline import Baseline
+from whyspan.causes.engine_frozen import frozen_since
 from whyspan.config import Config, load_config
 from whyspan.discovery import Discovery
 from whyspan.engine import Engine
+from whyspan.engines.status import Totals, status
 from whyspan.errors import ConfigError, WhyspanError
 from whyspan.log import setup
 from whyspan.model import Finding
+from whyspan.pipeline.feeds import Feeds
 from whyspan.pipeline.settings import engine_settings, kernel_btf
 from whyspan.pipeline.source import LiveSource
 from whyspan.recording import Header, Writer
@@ -102,25 +106,30 @@ class Collector:
             disabled=c.disable_probes,
             kernel=kernel_btf(c.btf),
             progress=lambda s: log.log(
-                logging.INFO if s.state == "attached" else logging.WARNING,
+                logging.INFO if s.state in HEALTHY else logging.WARNING,
                 "probe %s: %s%s",
                 s.name,
                 s.state,
                 f" ({s.reason})" if s.reason else "",
             ),
         )
+        self._feeds = Feeds(config.feeds)
         self._client = Client(config.socket_path, capacity=c.queue_findings)
         self._engine = Engine(
-            self._source.schema, engine_settings(config.slo, c, self._client.instance), self._baseline
+            self._source.schema,
+            engine_settings(config.slo, c, self._client.instance),
+            self._baseline,
+            self._source.relieve,
         )
         self._governor = Governor(
             self._source.session,
             Budget(c.budget_core_ratio, c.budget_target_ratio),
-            overhead=time.process_time,
+            overhead=lambda: time.process_time() + self._feeds.process.cpu_s,
             targets=self._source.watched_cpu_s,
         )
         self._recording = self._open_recording()
         self._counted: dict[tuple[str, str, str], int] = {}
+        self._engine_totals = Totals()
         self._received = np.zeros(len(self._source.session.probes), np.int64)  # events, by probe
         self._started_s = time.monotonic()
 
@@ -163,7 +172,11 @@ class Collector:
             self._close()
 
     def _step(self) -> None:
+        marks = self._feeds.drain(self._source.discovery.found)
+        self._source.discovery.helpers = {self._feeds.process.tgid}
         batch = self._source.drain()
+        batch.marks = sorted([*batch.marks, *marks], key=lambda m: m.ts_ns)
+        batch.lost |= self._feeds.new_losses()
         kinds = batch.events["kind"] // KINDS_PER_PROBE
         self._received += np.bincount(kinds, minlength=len(self._received))[: len(self._received)]
         if self._recording is not None:
@@ -179,6 +192,9 @@ class Collector:
             if total > before:
                 self._client.count(key[0], total - before, service=key[1], label=key[2])
                 self._counted[key] = total
+        totals = self._engine_totals.update(self._engine.engines, self._engine.facts, batch.now_ns)
+        for (name, service, label), n in totals.items():
+            self._client.count(name, n, service=service, label=label)
         for name, n in batch.lost.items():
             self._client.count("lost_events", n, label=name)
 
@@ -200,6 +216,8 @@ class Collector:
             "watched_by_service": dict(
                 Counter(f.service for f in self._source.discovery.found.values()).most_common(_MAX_SERVICES)
             ),
+            "feeds": self._feeds.states(),
+            "engines": status(self._engine.engines, self._engine.facts, time.monotonic_ns(), frozen_since),
             "open_requests": self._engine.open_count(),
             "events": int(self._received.sum()),
             "agent_core_ratio": self._governor.agent_cores,
@@ -219,6 +237,7 @@ class Collector:
         self._client.status(self._status())
         if self._recording is not None:
             self._recording.close()
+        self._feeds.close()
         self._source.close()
         self._client.close()
 

@@ -21,6 +21,7 @@ def engine_settings(slo: Slo, collector: Collector, instance: str) -> Settings:
         ordinary_per_s=collector.ordinary_per_s,
         window_ns=collector.window_s * 1_000_000_000,
         recorder_bytes=collector.recorder_mb << 20,
+        template_allow=frozenset(collector.template_allow),
     )
 
 

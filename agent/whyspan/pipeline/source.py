@@ -24,7 +24,9 @@ from whyspan.discovery import Discovery
 from whyspan.errors import ConfigError
 from whyspan.heads import HeadAssembler
 from whyspan.model import Batch, Fact, ProcessFact
+from whyspan.pipeline.markring import MarkRing
 from whyspan.pipeline.strangers import Strangers
+from whyspan.text import clean
 
 log = logging.getLogger("whyspan.collector")
 
@@ -72,12 +74,14 @@ class LiveSource:
         self.schema = Schema(self.session.event_types())
         self.discovery = discovery
         self._heads = HeadAssembler(list(header_allow))
+        self._marks = MarkRing(self.session.maps.marks, self.schema.kind("mark"))
         self._lost: dict[str, int] = {}
         self._services: list[str] = []
         self._threads: dict[int, set[int]] = {}  # by tgid, the threads already named
         self._fds: OrderedDict[tuple[int, int, int], None] = OrderedDict()
         self._described: dict[int, ProcessFact] = {}
         self._strangers = Strangers()
+        self._hooked: dict[tuple[str, ...], str] = {}  # what the log last said of a probe's hook in a file
         self._next_scan_s = self._next_facts_s = 0.0
         self._pending: list[Fact] = []
         self._rows = RowBuffer()
@@ -96,6 +100,7 @@ class LiveSource:
             self.session.maps.unwatch(tgid)
             self._forget(tgid)
             log.info("process %d is gone", tgid)
+        self._attach_to_files()
 
     def wait(self, timeout_s: float) -> None:
         """Wait that long, taking records out of rings that fill faster than that."""
@@ -105,6 +110,10 @@ class LiveSource:
                 self._take()
             if self._stopped:
                 return
+
+    def relieve(self) -> None:
+        """Take records out of the rings, for the next batch, while the core is busy with this one."""
+        self._take()
 
     def interrupt(self) -> None:
         """End a wait early, now and from now on; safe in a signal handler."""
@@ -118,6 +127,7 @@ class LiveSource:
         self._take()
         events = self._rows.take()
         heads = self._heads.feed(self.session.maps.blobs.drain())
+        marks = self._marks.take()
         facts, self._pending = self._pending, []
         facts += self._follow(events)
         now_s = now_ns / 1e9
@@ -127,7 +137,9 @@ class LiveSource:
         if now_s >= self._next_scan_s:
             self._next_scan_s = now_s + _SCAN_EVERY_S
             self.scan()
-        return Batch(now_ns, events, heads, facts, self._new_losses())
+        else:
+            self._attach_to_files()
+        return Batch(now_ns, events, heads, facts, self._new_losses(), marks)
 
     def watched_cpu_s(self) -> float:
         """Return the CPU seconds burnt so far by the processes found, as /proc has them."""
@@ -150,6 +162,20 @@ class LiveSource:
     def _take(self) -> None:
         for ring in self.session.maps.rings:
             ring.drain(self._rows)
+        self._marks.drain()
+
+    def _attach_to_files(self) -> None:
+        """Hook the libraries that watched processes have mapped since; looks only at those that are due."""
+        if not self.session.follow(self.discovery.found, time.monotonic()):
+            return
+        for p in self.session.probes:
+            now = {(f.hook, f.path, f.build_id): f for f in p.state.files}
+            for key, f in now.items():
+                if self._hooked.get((p.probe.name, *key)) != f.state:
+                    why = f" ({clean(f.reason)})" if f.reason else ""
+                    log.info("probe %s: %s in %s: %s%s", p.probe.name, f.hook, clean(f.path), f.state, why)
+            self._hooked = {k: v for k, v in self._hooked.items() if k[0] != p.probe.name}
+            self._hooked |= {(p.probe.name, *key): f.state for key, f in now.items()}
 
     def _watch(self, tgid: int, service: str) -> None:
         if service not in self._services:
@@ -197,6 +223,7 @@ class LiveSource:
             tgid = int(row["tgid"])
             found = self.discovery.found.get(tgid)
             if found:
+                self.session.look_again(tgid)
                 out += self._describe(tgid, found.service)
         # Before exits are followed: what was watched until now is no stranger.
         names = self.schema.select(events, "sched_name")
@@ -243,7 +270,13 @@ class LiveSource:
                     out[t.name] = count - self._lost.get(t.name, 0)
                     self._lost[t.name] = count
             p.state.drops = total
-        if self._heads.lost > self._lost.get("head", 0):
-            out["head"] = self._heads.lost - self._lost.get("head", 0)
-            self._lost["head"] = self._heads.lost
+        for name, total in (("head", self._heads.lost), ("bad_mark", self._marks.bad)):
+            if total > self._lost.get(name, 0):
+                out[name] = total - self._lost.get(name, 0)
+                self._lost[name] = total
+        if self._marks.crowded_out > self._lost.get(
+            "", 0
+        ):  # counted under the name of those lost in the ring
+            out["mark"] = out.get("mark", 0) + self._marks.crowded_out - self._lost.get("", 0)
+            self._lost[""] = self._marks.crowded_out
         return out

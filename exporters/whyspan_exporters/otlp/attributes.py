@@ -7,9 +7,20 @@ Names are those of OpenTelemetry's semantic conventions wherever there is one, e
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isfinite
 from typing import Final
 
-from whyspan.model import FAILED, UNFINISHED, UNKNOWN, Culprit, Finding, Request, Segment, Verdict
+from whyspan.model import (
+    FAILED,
+    UNFINISHED,
+    UNKNOWN,
+    Culprit,
+    EngineFacts,
+    Finding,
+    Request,
+    Segment,
+    Verdict,
+)
 from whyspan.text import clean
 
 Value = str | bool | int | float | list[str]
@@ -26,6 +37,12 @@ _INT64_MAX: Final = (1 << 63) - 1
 _METHODS: Final = frozenset(
     ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE")
 )
+#: Semantic conventions, gen_ai.operation.name, by the end of the path in OpenAI's API and those that follow it.
+_OPERATIONS: Final = {
+    "/chat/completions": "chat",
+    "/completions": "text_completion",
+    "/embeddings": "embeddings",
+}
 _ERROR_TYPES: Final = {"reset": "connection_reset", "killed": "process_exit"}
 
 
@@ -89,10 +106,45 @@ def of_request(finding: Finding, finding_id: str) -> Attributes:
         out["whyspan.socket_wait_ms"] = (r.recv_ns - r.start_ns) / 1e6
     if not r.sampled:
         out["whyspan.parent_sampled"] = False
+    if finding.engine is not None:
+        out |= _of_engine(finding.engine, r)
     longest = sorted(finding.causes.items(), key=lambda item: (-item[1], item[0]))
     for cause, ms in longest[:MAX_CAUSES]:
         if ms >= _MIN_CAUSE_MS:
             out[f"whyspan.cause_ms.{clean(cause, NAME_CHARS)}"] = float(ms)
+    return out
+
+
+def _of_engine(e: EngineFacts, request: Request) -> Attributes:
+    """Return what the engine said: standard names where there are, else ``whyspan.engine.*``.
+
+    The model is ``gen_ai.response.model``, the one that answered. What the request asked for (``gen_ai.request.model``)
+    stands in its body, which is never read.
+    """
+    out: Attributes = {}
+    put(
+        out,
+        "gen_ai.operation.name",
+        next((o for end, o in _OPERATIONS.items() if request.route.endswith(end)), ""),
+    )
+    put(out, "gen_ai.response.model", clean(e.model, NAME_CHARS))
+    put(out, "gen_ai.request.choice.count", int64(e.n) if e.n > 1 else 0)  # by convention only if it is not 1
+    put(out, "gen_ai.usage.input_tokens", int64(e.prompt_tokens))
+    put(out, "gen_ai.usage.output_tokens", int64(e.output_tokens))
+    if e.prompt_tokens:  # else not known; with it, 0 is a figure
+        out["gen_ai.usage.cache_read.input_tokens"] = int64(e.cached_tokens)
+        out["whyspan.engine.preemptions"] = int64(e.preemptions)
+        out["whyspan.engine.recomputed_tokens"] = int64(e.recomputed_tokens)
+    put(out, "whyspan.engine.name", clean(e.engine, NAME_CHARS))
+    put(out, "whyspan.engine.version", clean(e.version, NAME_CHARS))
+    put(out, "whyspan.engine.state", clean(e.state, NAME_CHARS))
+    put(out, "whyspan.engine.request_id", clean(e.request_id, NAME_CHARS))
+    put(out, "whyspan.engine.pid", int64(e.core_tgid))
+    put(out, "whyspan.engine.steps", int64(e.steps))
+    put(out, "whyspan.engine.batch_size", int64(e.batch))
+    put(out, "whyspan.engine.template", clean(e.template, NAME_CHARS))
+    if e.kv_usage >= 0 and isfinite(e.kv_usage):
+        out["whyspan.engine.kv_utilization"] = float(e.kv_usage)
     return out
 
 

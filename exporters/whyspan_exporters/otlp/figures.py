@@ -19,6 +19,8 @@ _MAX_INSTANCES: Final = 8
 _MAX_KEYS: Final = 2000
 _LABEL_CHARS: Final = 64
 _MAX_PROBES: Final = 64
+_MAX_ENGINES: Final = 64
+_OF_FINDINGS: Final = frozenset(("findings", "finding_input_tokens", "finding_output_tokens"))
 #: A collector that has said nothing for so long is taken for gone.
 FRESH_S: Final = 30.0
 
@@ -72,7 +74,12 @@ class Figures:
             if isinstance(record, Explained):
                 f = record.finding
                 cause = f.verdict.cause if f.slow else "none"
-                _add(self._findings, {("findings", _label(f.request.service), _label(cause)): 1.0})
+                service = _label(f.request.service)
+                _add(self._findings, {("findings", service, _label(cause)): 1.0})
+                if f.engine is not None and f.request.outcome != "open":  # it comes again when it has ended
+                    tag = _label(f.engine.template)
+                    _add(self._findings, {("finding_input_tokens", service, tag): f.engine.prompt_tokens})
+                    _add(self._findings, {("finding_output_tokens", service, tag): f.engine.output_tokens})
             elif isinstance(record, Counts):
                 values = {(c.name, _label(c.service), _label(c.label)): float(c.value) for c in record.counts}
                 self._totals.put(record.instance, values)
@@ -85,7 +92,7 @@ class Figures:
     def totals(self, name: str) -> list[tuple[str, str, float]]:
         """Return (service, label, total) of everything counted as *name*."""
         with self._lock:
-            everything = self._findings if name == "findings" else self._totals.all()
+            everything = self._findings if name in _OF_FINDINGS else self._totals.all()
             return [(service, label, v) for (n, service, label), v in everything.items() if n == name]
 
     def collector(self) -> dict[str, Any]:
@@ -112,6 +119,16 @@ def probes(status: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]
     for p in found[:_MAX_PROBES] if isinstance(found, list) else ():
         if isinstance(p, dict) and isinstance(p.get("name"), str):
             yield _label(p["name"]), p
+
+
+def engines(status: Mapping[str, Any]) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
+    """Yield (service, engine, what it says) of a collector's state, a bounded number of them, none that ended."""
+    found = status.get("engines", ())
+    for e in found[:_MAX_ENGINES] if isinstance(found, list) else ():
+        if isinstance(e, dict) and e.get("state") != "ended":
+            service, engine = e.get("service"), e.get("engine")
+            if isinstance(service, str) and isinstance(engine, str):
+                yield _label(service), _label(engine), e
 
 
 def _status_totals(status: Mapping[str, Any]) -> dict[Key, float]:

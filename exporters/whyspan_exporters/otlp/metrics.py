@@ -1,11 +1,11 @@
 """whyspan's own metrics: what it sees, loses and costs. Names are ``whyspan.*``, units are UCUM's.
 
-Labels are services, outcomes, probes and cause ids: few, and bounded where they come from.
+Labels are services, engines, outcomes, probes and cause ids: few, and bounded where they come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -14,35 +14,16 @@ from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from whyspan import __version__
 
+from whyspan_exporters.otlp import engine_metrics
 from whyspan_exporters.otlp.figures import Figures, number, probes
+from whyspan_exporters.otlp.instrument import SERVICE, Instrument, Point, Read, totals
 
-Point = tuple[float, dict[str, str]]
-Read = Callable[[Figures], Iterable[Point]]
-
-_SERVICE, _PROBE = "whyspan.service", "whyspan.probe"
-
-
-class _Instrument(NamedTuple):
-    kind: str  # counter: only rises; updown: may be summed over hosts; gauge: may not
-    name: str
-    unit: str
-    description: str
-    read: Read
-    whole: bool = True  # its values are whole numbers
-
-
-def _totals(name: str, service_key: str = "", label_key: str = "") -> Read:
-    def read(figures: Figures) -> Iterator[Point]:
-        for service, label, value in figures.totals(name):
-            labels = {service_key: service, label_key: label}
-            yield value, {k: v for k, v in labels.items() if k}
-
-    return read
+_PROBE: Final = "whyspan.probe"
 
 
 def _not_explained(figures: Figures) -> Iterator[Point]:
     for service, label, value in figures.totals("not_explained"):
-        yield value, {_SERVICE: service, "whyspan.kind": label or "slow"}
+        yield value, {SERVICE: service, "whyspan.kind": label or "slow"}
 
 
 def _collector(field: str) -> Read:
@@ -63,7 +44,7 @@ def _probe(field: str, scale: float = 1.0) -> Read:
 
 
 def _probe_states(figures: Figures) -> Iterator[Point]:
-    known = ("attached", "partial", "failed", "disabled", "shed")
+    known = ("attached", "partial", "waiting", "failed", "disabled", "shed")
     for name, probe in probes(figures.collector()):
         state = probe.get("state")
         yield 1, {_PROBE: name, "whyspan.state": state if state in known else "other"}
@@ -86,7 +67,7 @@ def _watched(figures: Figures) -> Iterator[Point]:
     watched = figures.collector().get("watched_by_service")
     for service, value in watched.items() if isinstance(watched, dict) else ():
         if (n := number(value)) is not None:
-            yield n, {_SERVICE: str(service)}
+            yield n, {SERVICE: str(service)}
 
 
 def _findings_dropped(figures: Figures) -> Iterator[Point]:
@@ -117,62 +98,62 @@ def _up(figures: Figures) -> Iterator[Point]:
     yield (1 if figures.collector() else 0), {}
 
 
-_INSTRUMENTS: Final[tuple[_Instrument, ...]] = (
-    _Instrument("gauge", "whyspan.collector.up", "1", "1 while the collector reports, else 0.", _up),
-    _Instrument(
+_INSTRUMENTS: Final[tuple[Instrument, ...]] = (
+    Instrument("gauge", "whyspan.collector.up", "1", "1 while the collector reports, else 0.", _up),
+    Instrument(
         "counter",
         "whyspan.request.count",
         "{request}",
         "Requests that ended on the watched servers.",
-        _totals("requests", _SERVICE, "whyspan.outcome"),
+        totals("requests", SERVICE, "whyspan.outcome"),
     ),
-    _Instrument(
+    Instrument(
         "updown", "whyspan.request.open", "{request}", "Requests in progress.", _collector("open_requests")
     ),
-    _Instrument(
+    Instrument(
         "counter",
         "whyspan.request.not_explained",
         "{request}",
         "Slow or failed requests over the limit of explanations per second.",
         _not_explained,
     ),
-    _Instrument(
+    Instrument(
         "counter",
         "whyspan.finding.count",
         "{finding}",
         "Requests explained, by cause; none: it was not slow.",
-        _totals("findings", _SERVICE, "whyspan.cause"),
+        totals("findings", SERVICE, "whyspan.cause"),
     ),
-    _Instrument(
+    Instrument(
         "updown",
         "whyspan.finding.queued",
         "{finding}",
         "Findings that wait in the collector for the exporter.",
         _collector("findings_pending"),
     ),
-    _Instrument(
+    Instrument(
         "counter",
         "whyspan.finding.dropped",
         "{finding}",
         "Findings lost at the bound of a queue.",
         _findings_dropped,
     ),
-    _Instrument(
+    Instrument(
         "counter",
         "whyspan.event.count",
         "{event}",
         "Kernel events received.",
-        _totals("probe_events", "", _PROBE),
+        totals("probe_events", "", _PROBE),
     ),
-    _Instrument(
+    Instrument(
         "counter",
         "whyspan.event.dropped",
         "{event}",
         "Kernel events that found their ring full.",
-        _totals("probe_drops", "", _PROBE),
+        totals("probe_drops", "", _PROBE),
     ),
-    _Instrument("gauge", "whyspan.probe.state", "1", "1 for the state that the probe is in.", _probe_states),
-    _Instrument(
+    Instrument("gauge", "whyspan.probe.state", "1", "1 for the state that the probe is in.", _probe_states),
+    Instrument(
         "gauge",
         "whyspan.probe.hit_rate",
         "{hit}/s",
@@ -180,27 +161,25 @@ _INSTRUMENTS: Final[tuple[_Instrument, ...]] = (
         _probe("hits_per_s"),
         False,
     ),
-    _Instrument(
+    Instrument(
         "gauge", "whyspan.probe.hit_time", "s", "Time of one run, mean.", _probe("ns_per_hit", 1e-9), False
     ),
-    _Instrument(
+    Instrument(
         "gauge", "whyspan.probe.cpu.utilization", "1", "Share of one core.", _probe("core_ratio"), False
     ),
-    _Instrument(
+    Instrument(
         "counter",
         "whyspan.probe.missed",
         "{run}",
         "Runs that the kernel skipped since the program was already running on that CPU.",
-        _totals("probe_missed", "", _PROBE),
+        totals("probe_missed", "", _PROBE),
     ),
-    _Instrument(
-        "counter", "whyspan.process.cpu.time", "s", "CPU time of the agent's processes.", _cpu, False
-    ),
-    _Instrument(
+    Instrument("counter", "whyspan.process.cpu.time", "s", "CPU time of the agent's processes.", _cpu, False),
+    Instrument(
         "updown", "whyspan.process.memory.usage", "By", "Resident memory of the agent's processes.", _memory
     ),
-    _Instrument("updown", "whyspan.target.count", "{process}", "Processes watched.", _watched),
-    _Instrument(
+    Instrument("updown", "whyspan.target.count", "{process}", "Processes watched.", _watched),
+    Instrument(
         "gauge",
         "whyspan.target.cpu.usage",
         "{cpu}",
@@ -208,10 +187,10 @@ _INSTRUMENTS: Final[tuple[_Instrument, ...]] = (
         _collector("target_cores"),
         False,
     ),
-    _Instrument(
+    Instrument(
         "gauge", "whyspan.store.ok", "1", "1 while the local store can be written, else 0.", _store_ok
     ),
-    _Instrument("updown", "whyspan.store.size", "By", "Size of the local store.", _store_bytes),
+    Instrument("updown", "whyspan.store.size", "By", "Size of the local store.", _store_bytes),
 )
 
 
@@ -231,7 +210,7 @@ def start(
     """
     provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
     meter = provider.get_meter("whyspan", __version__)
-    instruments = _INSTRUMENTS
+    instruments = _INSTRUMENTS + engine_metrics.INSTRUMENTS
     if spans is not None:
         instruments += _span_instruments(spans)
     for instrument in instruments:
@@ -239,7 +218,7 @@ def start(
     return provider
 
 
-def _span_instruments(spans: SpanFigures) -> tuple[_Instrument, ...]:
+def _span_instruments(spans: SpanFigures) -> tuple[Instrument, ...]:
     def by_result(_: Figures) -> Iterator[Point]:
         for result, value in spans.counts().items():
             yield value, {"whyspan.result": result}
@@ -248,12 +227,12 @@ def _span_instruments(spans: SpanFigures) -> tuple[_Instrument, ...]:
         yield spans.queued(), {}
 
     return (
-        _Instrument("counter", "whyspan.span.count", "{span}", "Spans by what became of them.", by_result),
-        _Instrument("updown", "whyspan.span.queued", "{span}", "Spans that wait to be sent.", queued),
+        Instrument("counter", "whyspan.span.count", "{span}", "Spans by what became of them.", by_result),
+        Instrument("updown", "whyspan.span.queued", "{span}", "Spans that wait to be sent.", queued),
     )
 
 
-def _create(meter: Meter, instrument: _Instrument, figures: Figures) -> None:
+def _create(meter: Meter, instrument: Instrument, figures: Figures) -> None:
     def observe(_: CallbackOptions) -> Iterator[Observation]:
         # Of two observations with the same labels the SDK would keep one.
         sums: dict[tuple[tuple[str, str], ...], float] = {}

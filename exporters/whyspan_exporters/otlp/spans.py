@@ -2,11 +2,15 @@
 
 ::
 
-    whyspan.request                  the whole request; parent: the caller's span, if it sent one
-    ├─ whyspan.phase.ttft            until the first body byte
-    ├─ whyspan.phase.stream          from then on
+    whyspan.request                  the whole request; parent: the server's own span, else the caller's, if known
+    ├─ whyspan.phase.<name>          in order, without gaps: frontend, handover, queue, prefill, decode, delivery where
+    │                                the engine told them; else ttft, until the first body byte, and stream after it
     └─ whyspan.cause.<id>            one per root cause, from its first segment to its last; below a phase when it
                                      lies within that
+
+There is one set of phases, never both: each covers the whole request, so that sums over ``whyspan.phase.*`` would count
+it twice, and a cause would have two parents that hold it. Where the first byte lies among the engine's phases is
+``whyspan.ttft_ms`` of the request, and on which side of it the excess is, its ``whyspan.phase``.
 
 A cause's time may have gaps, in which the path did other things: ``whyspan.time_ms`` is the time, the span's length
 is not. One span per cause, so that ``whyspan.excess_ms`` can be summed up.
@@ -30,6 +34,8 @@ from whyspan_exporters.otlp import attributes
 from whyspan_exporters.otlp.attributes import Attributes
 from whyspan_exporters.records import Explained
 
+#: The engine's, as ``engines.view.PHASES`` has them.
+ENGINE_PHASES: Final = ("frontend", "handover", "queue", "prefill", "decode", "delivery")
 #: Per request, so that it stays readable and span-derived metrics are not swamped.
 MAX_SPANS: Final = 20
 MAX_EVIDENCE: Final = 16
@@ -69,8 +75,9 @@ class _Builder:
             self._trace_id, _derived(self._id, role, 8), is_remote=False, trace_flags=self._flags
         )
 
-    def caller(self, parent_span_id: str) -> SpanContext | None:
-        span_id = _hex_id(parent_span_id, 8)
+    def above(self, *span_ids: str) -> SpanContext | None:
+        """The first of some spans of other processes that is one; None when none is."""
+        span_id = next((i for i in (_hex_id(text, 8) for text in span_ids) if i), 0)
         return SpanContext(self._trace_id, span_id, True, self._flags) if span_id else None
 
     def span(
@@ -110,17 +117,18 @@ def to_spans(record: Explained, resource: Resource) -> list[ReadableSpan]:
         build.span(
             "request",
             whole,
-            build.caller(r.parent_span_id),
+            build.above(finding.engine.server_span_id if finding.engine else "", r.parent_span_id),
             attributes.of_request(finding, record.id),
             status=_status(finding),
         )
     ]
-    phases = _phases(finding, whole)
+    by_byte = _by_byte(finding, whole)
+    phases = _by_engine(finding, whole) or by_byte
     for name, interval in phases.items():
         spans.append(build.span(f"phase.{name}", interval, request, {"whyspan.phase": name}))
     for cause in _causes(finding, MAX_SPANS - len(spans)):
         mine = [s for s in finding.segments if s.cause == cause]
-        interval = _extent(mine, whole) or phases.get(finding.phase, whole)
+        interval = _extent(mine, whole) or by_byte.get(finding.phase, whole)
         inside = next((name for name, phase in phases.items() if phase.holds(interval)), "")
         parent = build.context(f"phase.{inside}") if inside else request
         spans.append(_cause_span(build, finding, (cause, mine), interval, parent))
@@ -159,7 +167,16 @@ def _cause_span(
     return build.span(f"cause.{cause}", interval, parent, values, events=events, links=links)
 
 
-def _phases(finding: Finding, whole: _Interval) -> dict[str, _Interval]:
+def _by_engine(finding: Finding, whole: _Interval) -> dict[str, _Interval]:
+    out: dict[str, _Interval] = {}
+    for p in finding.phases:
+        start_ns, end_ns = max(p.start_ns, whole.start_ns), min(p.end_ns, whole.end_ns)
+        if p.name in ENGINE_PHASES and p.name not in out and start_ns <= end_ns:
+            out[p.name] = _Interval(start_ns, end_ns)
+    return out
+
+
+def _by_byte(finding: Finding, whole: _Interval) -> dict[str, _Interval]:
     first_ns = finding.request.first_ns
     if not whole.start_ns <= first_ns <= whole.end_ns:
         return {}  # no body byte was sent
