@@ -18,7 +18,7 @@ from whyspan.baseline import Baseline, Objectives
 from whyspan.causes import Classified, Context, classify
 from whyspan.causes.engine_frozen import frozen_since
 from whyspan.engines import EngineTable, EngineView, anonymous
-from whyspan.engines.anonymous import OnPath
+from whyspan.engines.calls import OnPath
 from whyspan.facts import Facts
 from whyspan.marks import Mark
 from whyspan.model import FAILED, Batch, Finding, Request, Segment

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from whyspan.model import Finding
@@ -76,3 +76,14 @@ class Watch:
         finally:
             reader.close()
         return {s.finding.request.trace_id: s.finding for s in stored}
+
+    def explained(self, trace_ids: Iterable[str], timeout_s: float = 30) -> dict[str, Finding]:
+        """Wait until the store holds these requests, ended, and return what it holds."""
+        wanted = set(trace_ids)
+
+        def done() -> bool:
+            found = self.findings()
+            return wanted <= {t for t, f in found.items() if f.request.outcome != "open"}
+
+        self.wait(done, timeout_s, "explained")
+        return self.findings()

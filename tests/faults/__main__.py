@@ -6,6 +6,8 @@ import argparse
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 
@@ -27,6 +29,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     console = Console(width=150, soft_wrap=True)
+    with suppress(OSError):
+        # The client's clock is the truth: it must not starve beside threads that spin.
+        Path("/proc/self/autogroup").write_text("-10")
     scores = ENGINES[args.engine](args.only, console)
     console.print(table(scores))
     return 0 if all(s.ratio >= NEEDED and s.open_seen for s in scores) else 1

@@ -102,7 +102,6 @@ def _vllm(name: str, extra: Sequence[str], cases: Sequence[Case], console: Conso
         stack.callback(server.stop)
         server.wait_ready(lambda text: console.print(text, highlight=False))
         server.pin({ENGINE_CPU}, {REST_CPU})
-        favour(server.process)
         pids = {"front": [server.pid], "core": [server.engine_core], "worker": [server.worker]}
         client = Client(port)
         # What compiles something at its first use does so before the baseline.

@@ -81,7 +81,7 @@ async def hungry(world: World) -> None:
 
     async def one() -> None:
         while True:
-            await world.client.other("hungry", {"prompt": unique(64), "max_tokens": 600})
+            await world.client.other("hungry", {"prompt": unique(400), "max_tokens": 500})
 
     await asyncio.gather(one(), one(), one(), one())
 
@@ -161,7 +161,7 @@ CASES = (
         traced("logprobs"),
     ),
     Case("queue", ("engine.queueing",), fault(occupants, max_num_seqs=2), process("core")),
-    Case("kv", ("engine.kv_preemption",), fault(hungry, blocks=120), traced("hungry")),
+    Case("kv", ("engine.kv_preemption",), fault(hungry, blocks=150), traced("hungry")),
     Case(
         "zombie",
         ("engine.zombie_request",),
@@ -187,7 +187,7 @@ CASES = (
         "frontend", ("python.frontend_saturated",), fault(many_streams, chunk_cpu_s=0.002), process("front")
     ),
     Case("model", ("engine.model_changed",), fault(slow_model=4.0, dtype="float64"), process("core")),
-    Case("frozen", ("engine.frozen", "engine.liveness"), frozen, process("worker"), 4.5, open_report=True),
-    Case("kv+stress", ("engine.kv_preemption",), hogged(fault(hungry, blocks=120), 19), traced("hungry")),
+    Case("frozen", ("engine.frozen", "engine.liveness"), frozen, process("worker"), 5, 4, open_report=True),
+    Case("kv+stress", ("engine.kv_preemption",), hogged(fault(hungry, blocks=150), 19), traced("hungry")),
     Case("stress+full", ("cpu.runqueue",), hogged(fault(blocks=400), -18)),
 )

@@ -13,7 +13,7 @@ from tests.faults.case import Body, Case, World, process, traced
 from tests.faults.lab_cases import frozen, hogged
 
 #: Tokens that all victims' prompts begin with.
-SHARED = [3 + i % 900 for i in range(768)]
+SHARED = [3 + i % 900 for i in range(1536)]
 _numbers = random.Random(7)
 
 
@@ -36,8 +36,8 @@ def ask(prompt: list[int], max_tokens: int, **more: Any) -> Body:
 
 
 def healthy() -> Body:
-    """A long shared prefix, a short question, twelve tokens."""
-    return ask(SHARED + unique(16), 12)
+    """A long shared prefix, a short question, eight tokens."""
+    return ask(SHARED + unique(16), 8)
 
 
 def attack(
@@ -69,7 +69,7 @@ async def long_prompts(world: World) -> None:
 async def costly(world: World) -> None:
     """One generation of many sequences with logprobs after the other."""
     while True:
-        await world.client.other("costly", ask(unique(8), 100, n=12, logprobs=20))
+        await world.client.other("costly", ask(unique(8), 100, n=24, logprobs=20))
 
 
 async def occupant(world: World) -> None:
@@ -122,15 +122,15 @@ def deaf(
 
 def changed_start() -> Body:
     """The shared prefix behind a token that changes each time."""
-    return ask([*unique(1), *SHARED[1:], *unique(16)], 12)
+    return ask([*unique(1), *SHARED[1:], *unique(16)], 8)
 
 
 ROOMY = (
     Case("prefill", ("engine.prefill_interference",), attack(long_prompts), traced("prefill"), 10, 5),
     Case(
         "costly",
-        ("engine.costly_neighbour", "engine.prefill_interference"),
-        attack(costly),
+        ("engine.costly_neighbour",),
+        attack(costly, costly),
         traced("costly"),
         10,
         3,

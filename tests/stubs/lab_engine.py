@@ -35,7 +35,7 @@ from tests.demo.procs import PR_SET_PDEATHSIG, _libc, set_name
 BLOCK = 16
 DECODE_S = 0.002
 PER_SEQUENCE_S = 0.0001
-PER_PROMPT_TOKEN_S = 0.00004
+PER_PROMPT_TOKEN_S = 0.00006
 PER_LOGPROB_S = 0.0002
 CHUNK = 2048
 _LENGTH = struct.Struct("<I")
@@ -608,6 +608,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     front_end, core_end = socket.socketpair()
+    for end in (front_end, core_end):  # a stuck core must not stop the front end
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     pairs = [socket.socketpair() for _ in range(args.workers)]
     if os.fork() == 0:
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -76,7 +76,9 @@ class Steps(Wire):
         self.wake(at, thread, LOOP).into(at + 0.01, thread, cpu=cpu)
         return self
 
-    def answer(self, at: float, number: int, thread: int, then: int | None = None, rests: bool = True) -> Steps:
+    def answer(
+        self, at: float, number: int, thread: int, then: int | None = None, rests: bool = True
+    ) -> Steps:
         """A thread has a result and wakes the loop, which answers 0.5 ms later, and may hand on to another thread."""
         self.wake(at, LOOP, thread).into(at + 0.05, LOOP)
         if rests:

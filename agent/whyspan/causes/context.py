@@ -134,9 +134,18 @@ class Context:
             self._servers = frozenset(ends | set(np.unique(senders).tolist()))
         return tid in self._servers
 
-    def polls(self, tid: int) -> bool:
-        """Return whether a thread ever rests in a polling call: it runs an event loop."""
-        return self.memo(("polls", tid), lambda: bool(self.timelines.thread(tid).poll_edges(POLL)[1]))
+    def loops(self, tid: int) -> bool:
+        """Return whether a thread runs an event loop: it rests in a polling call, or, with no time for a rest, writes
+        to several connections.
+        """
+
+        def look() -> bool:
+            if self.timelines.thread(tid).poll_edges(POLL)[1]:
+                return True
+            sent = self.timelines.rows_of(tid, "sock_send")
+            return len(sent) > 0 and len(np.unique(sent["key"])) > 1
+
+        return self.memo(("loops", tid), look)
 
     def goes(self, tid: int) -> list[Go]:
         """Return the long goes of a loop thread around the request; none when it is not a loop thread."""

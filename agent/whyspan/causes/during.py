@@ -10,7 +10,7 @@ from whyspan.causes.context import MS, Context
 from whyspan.causes.rule import Claim
 from whyspan.critical_path import Path, PathSegment
 from whyspan.engines import EngineView, Job, StepRun
-from whyspan.engines.anonymous import Turn
+from whyspan.engines.calls import Turn
 from whyspan.model import Culprit
 from whyspan.timeline import RUNNING, UNKNOWN_STATE
 
@@ -106,7 +106,7 @@ class DuringRule:
         """The same where steps name no requests. Often the engine's threads are the server's own."""
         if segment.tid in engine.step_tids or segment.tgid == engine.core != ctx.request.tgid:
             return True
-        if not engine.own_calls and not engine.fed:
+        if not engine.own_calls and not engine.behind and not engine.fed:
             return False
         return segment.state != RUNNING or not ctx.serves(segment.tid)
 

@@ -51,7 +51,7 @@ class _Frozen(DuringRule):
         "Try a liveness check that asks for progress (steps that end), not only for an answer; take the stacks of the "
         "thread named before a restart destroys them."
     )
-    rank = 69
+    rank = 56
     nothing = "steps went on ending while the request was with the engine"
     anonymous = True
 
@@ -66,13 +66,13 @@ class _Frozen(DuringRule):
         at, last = 0, None
         for step in engine.steps:
             if last is not None:
-                idle = max(at, since, r.start_ns), min(step.begin_ns, until)
+                idle = max(at, since), min(step.begin_ns, until)
                 yield from self._stretch(engine, ctx, (last, None), idle)
-            lo, hi = max(step.from_ns, at, r.start_ns), min(step.done_ns or r.end_ns, r.end_ns)
+            lo, hi = max(step.from_ns, at), min(step.done_ns or r.end_ns, r.end_ns)
             yield from self._stretch(engine, ctx, (last or step, step), (lo, hi))
             at, last = step.done_ns or r.end_ns, step
         if last is not None and not ended:
-            yield from self._stretch(engine, ctx, (last, None), (max(at, since, r.start_ns), until))
+            yield from self._stretch(engine, ctx, (last, None), (max(at, since), until))
 
     def takes_unnamed(self, segment: PathSegment, ctx: Context, engine: EngineView) -> bool:
         """A step that does not end holds up every request that may want the engine, whosever it is."""
@@ -92,7 +92,8 @@ class _Frozen(DuringRule):
         last, step = steps
         if hi - lo >= FROZEN_NS and hi - lo >= _limit(engine.table, engine.core, step):
             who = self._culprit(engine, ctx, step or last, during)
-            yield During(lo, hi, self._detail(engine, last, hi), who)
+            # A request that came late met the same standstill.
+            yield During(max(lo, engine.request.start_ns), hi, self._detail(engine, last, hi), who)
 
     @staticmethod
     def _detail(engine: EngineView, step: StepRun, at_ns: int) -> str:
@@ -109,21 +110,24 @@ class _Frozen(DuringRule):
         workers = {
             (e.tid, e.tgid): None for s in engine.steps[-8:] for e in s.executions if e.tid != step.core_tid
         }
+        at_rest: list[Culprit] = []
         for tid, tgid in [*workers, (step.core_tid, step.core)]:
             # At the end of a stretch that ended everybody is at work again.
             interval = ctx.timelines.longer(tid).before(lo + (hi - lo) * 3 // 4)
             if interval.state == RUNNING or interval.start_ns > lo + (hi - lo) // 2:
                 continue
             how = f"not running from {(max(interval.start_ns, lo) - ctx.request.start_ns) / MS:.0f} ms on"
-            if interval.state == BLOCKED:
-                wait = ctx.timelines.thread(tid).wait(interval.at)
-                stopped = wait.prev_state & STOPPED
-                how += (
-                    ", stopped by a signal"
-                    if stopped
-                    else f", in {syscalls.name(wait.syscall_nr) or 'the kernel'}"
-                )
-            return Culprit(kind="thread", name=ctx.thread_label(tid, tgid), tgid=tgid, tid=tid, detail=how)
+            wait = ctx.timelines.thread(tid).wait(interval.at) if interval.state == BLOCKED else None
+            stopped = wait is not None and bool(wait.prev_state & STOPPED)
+            if wait is not None:
+                call = syscalls.name(wait.syscall_nr) or "the kernel"
+                how += ", stopped by a signal" if stopped else f", in {call}"
+            who = Culprit(kind="thread", name=ctx.thread_label(tid, tgid), tgid=tgid, tid=tid, detail=how)
+            if stopped:  # the others wait for it
+                return who
+            at_rest.append(who)
+        if at_rest:
+            return at_rest[0]
         name = ctx.process_label(step.core) or "engine"
         return Culprit(kind="process", name=name, tgid=step.core, detail="busy, but no step ends")
 

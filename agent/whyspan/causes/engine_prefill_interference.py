@@ -17,7 +17,7 @@ from whyspan.causes.during import (
 )
 from whyspan.engines import EngineView
 from whyspan.engines.records import StepRun
-from whyspan.engines.view import DELIVERY, FRONTEND, QUEUE
+from whyspan.engines.view import DELIVERY, FRONTEND
 from whyspan.marks import Scheduled
 
 #: Fewer prompt tokens of others than this do not make a step long.
@@ -91,18 +91,14 @@ class _PrefillInterference(DuringRule):
     @staticmethod
     def _waited_for(engine: EngineView) -> Iterable[During]:
         """Yield the long prompts that it waited for, where one request is served at a time."""
-        queue = engine.phase(QUEUE)
-        if queue is None:
-            return
-        for call in engine.before:
-            tokens = sum(s.prefill_tokens for s in call.steps)
-            who = turn_culprit(call.owner, engine, f"a prompt of {tokens} tokens")
-            for step in call.steps:
-                lo = max(step.begin_ns, queue.start_ns)
-                hi = min(step.done_ns or queue.end_ns, queue.end_ns)
-                if step.prefill_tokens >= MIN_TOKENS and lo < hi and (step.wall_ns or hi - lo) >= LONG_NS:
-                    text = f"step with {step.prefill_tokens} prompt tokens of another request"
-                    yield During(lo, hi, text, who, call.inferred and call.owner is None)
+        for w in engine.behind:
+            tokens = sum(s.tokens for s in w.call.prompt)
+            who = turn_culprit(w.call.owner, engine, f"a prompt of {tokens} tokens")
+            for step in w.call.prompt:
+                lo, hi = max(step.begin_ns, w.start_ns), min(step.done_ns or w.end_ns, w.end_ns)
+                if step.tokens >= MIN_TOKENS and lo < hi and (step.wall_ns or hi - lo) >= LONG_NS:
+                    text = f"step with {step.tokens} prompt tokens of another request"
+                    yield During(lo, hi, text, who, w.inferred)
 
     @staticmethod
     def _in_batch(engine: EngineView) -> Iterable[During]:

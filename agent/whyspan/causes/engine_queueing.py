@@ -57,17 +57,10 @@ class _Queueing(DuringRule):
                 who = turn_culprit(None, engine, f"up to {most} requests waiting")
                 yield During(engine.request.start_ns, until, "requests were waiting", who, inferred=True)
             return
-        queue = engine.phase(QUEUE)
-        for call in engine.before if queue is not None else ():
-            assert queue is not None
-            took = f"{len(call.steps)} steps" + (f" in {call.ns / MS:.0f} ms" if call.ns else "")
-            yield During(
-                max(call.begin_ns, queue.start_ns),
-                min(call.end_ns or queue.end_ns, queue.end_ns),
-                "behind the steps of another request",
-                turn_culprit(call.owner, engine, took),
-                call.inferred and call.owner is None,
-            )
+        for w in engine.behind:
+            took = f"{len(w.call.steps)} steps" + (f" in {w.call.ns / MS:.0f} ms" if w.call.ns else "")
+            who = turn_culprit(w.call.owner, engine, took)
+            yield During(w.start_ns, w.end_ns, "behind the steps of another request", who, w.inferred)
 
     @staticmethod
     def _culprit(engine: EngineView) -> Culprit:

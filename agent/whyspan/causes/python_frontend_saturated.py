@@ -13,11 +13,11 @@ from whyspan.timeline import BLOCKED, RUNNING, UNKNOWN_STATE
 #: A loop thread that is at rest for so little of the time has work waiting for it at any moment.
 SATURATED: Final = 0.85
 #: Over at least so long: shorter stretches are bursts.
-MIN_WINDOW_NS: Final = 1_000_000_000
+MIN_WINDOW_NS: Final = 200_000_000
 
 
 def utilisation(tid: int, ctx: Context) -> float:
-    """Return the share of time a thread ran or was ready to, over the request and a second at least."""
+    """Return the share of time a thread ran or was ready to, over the request and a fifth of a second at least."""
 
     def measure() -> float:
         r = ctx.request
@@ -25,7 +25,7 @@ def utilisation(tid: int, ctx: Context) -> float:
         parts = ctx.timelines.thread(tid).intervals(lo, r.end_ns)
         known = sum(t - since for since, t, iv in parts if iv.state != UNKNOWN_STATE)
         rested = sum(t - since for since, t, iv in parts if iv.state == BLOCKED)
-        return 1 - rested / known if known >= MIN_WINDOW_NS // 2 else 0.0
+        return 1 - rested / known if known >= MIN_WINDOW_NS else 0.0
 
     return ctx.memo(("utilisation", tid), measure)
 
@@ -43,7 +43,7 @@ class _FrontendSaturated:
         if segment.state != RUNNING or not ctx.serves(segment.tid):
             return None
         share = utilisation(segment.tid, ctx)
-        if share < SATURATED or not ctx.polls(segment.tid):
+        if share < SATURATED or not ctx.loops(segment.tid):
             return None
         name = ctx.thread_label(segment.tid, segment.tgid)
         text = f"ran or was ready to {share:.0%} of the time"

@@ -100,7 +100,11 @@ def _report(stored: Stored) -> list[str]:
         + (f"  request id {clean(r.request_id, 64)}" if r.request_id else ""),
         _times(stored),
         *_process(stored),
-        *(_engine.lines(f.engine) if f.engine is not None else ()),
+        *(
+            _engine.lines(f.engine)
+            if f.engine is not None and (f.engine.core_tgid or not f.engine.server_span_id)
+            else ()
+        ),
         "",
     ]
     if f.slow or failed:

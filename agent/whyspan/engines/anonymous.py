@@ -1,16 +1,10 @@
-"""Steps of engines that name no requests, and whose they were.
+"""Steps of engines that name no requests: llama.cpp by uprobes, ``generate`` of transformers, SGLang's forward passes.
 
-llama.cpp by uprobes, ``generate`` of transformers and SGLang's forward-pass feed tell when a step ran and how many
-tokens were in it. A *call* is a row of steps of one thread that go on with the same sequence: one completion. Whose it
-was follows from the requests that were open all the while, and from the critical path of the request that is asked
-about; what does not follow stays unknown.
+They tell when a step ran, on which thread, and how many tokens were in it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from whyspan_probes.schema import Events, Schema
@@ -19,7 +13,6 @@ from whyspan import marks as m
 from whyspan.engines.records import Counts, StepRun
 from whyspan.facts import Lru
 from whyspan.marks import Mark
-from whyspan.model import Request
 
 LLAMA, TRANSFORMERS, SGLANG = "llama.cpp", "transformers", "sglang"
 #: So many tokens of a sequence in a step are a prompt; fewer, after others of it, may be drafted tokens.
@@ -28,10 +21,6 @@ PROMPT_TOKENS: Final = 16
 NO_SLOT: Final = 1
 _END_INFERRED: Final = 0x80000000  # aux of llama_step
 _MAX_THREADS: Final = 256  # of a process, remembered
-_MAX_TURNS: Final = 2048  # requests of a process, remembered
-_MAX_PROCESSES: Final = 512
-_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_NEVER: Final = 1 << 62
 
 
 class Seen(NamedTuple):
@@ -110,6 +99,7 @@ class Runs:
         self._number = 0
         self._open: dict[int, StepRun] = {}  # by thread
         self._last: Lru[tuple[int, int], StepRun] = Lru(_MAX_THREADS)  # by thread and lane
+        self._first: Lru[int, StepRun] = Lru(_MAX_THREADS)  # of the call that a thread is at
         self._over: Lru[int, int] = Lru(_MAX_THREADS)  # threads whose last call has ended
         self.kv = (0, 0, 0)
 
@@ -124,8 +114,11 @@ class Runs:
         last = self._last.get((seen.tid, seen.lane))
         if seen.call_ends:
             self._over.put(seen.tid, 1)
-            if last is not None and last.begin_ns >= begin_ns:
-                return None, ended  # its passes were seen
+            if last is not None and last.begin_ns >= begin_ns:  # its passes were seen
+                first = self._first.get(seen.tid)
+                if first is not None and first.counts is not None and first.begin_ns >= begin_ns:
+                    first.counts = first.counts._replace(called_ns=begin_ns)
+                return None, ended
         self._number += 1
         step = StepRun(
             seen.tgid,
@@ -142,6 +135,8 @@ class Runs:
             counts=self._told(seen, last),
         )
         self._last.put((seen.tid, seen.lane), step)
+        if step.counts is not None and step.counts.first:
+            self._first.put(seen.tid, step)
         if not seen.call_ends:
             self._over.pop(seen.tid)
         if seen.begin_ns:
@@ -200,157 +195,5 @@ def _goes_on(before: Counts, now: Counts) -> bool:
     if now.position == behind:
         return True
     # Drafted tokens that were refused are computed over.
-    return now.tokens < PROMPT_TOKENS and before.position < now.position < behind
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """An HTTP request of a process that may have an engine's work in it. ``end_ns`` 0: it goes on."""
-
-    trace_id: str
-    span_id: str
-    label: str
-    key: tuple[int, int]  # cookie and seq
-    start_ns: int
-    end_ns: int = 0
-
-    def all_through(self, begin_ns: int, end_ns: int) -> bool:
-        """Return whether it was open from one moment to another; *end_ns* 0: to now."""
-        return self.start_ns <= begin_ns and (not self.end_ns or 0 < end_ns <= self.end_ns)
-
-
-class Turns:
-    """The requests of each process, in order of their start."""
-
-    def __init__(self) -> None:
-        self._by_process: Lru[int, deque[Turn]] = Lru(_MAX_PROCESSES)
-        self._by_key: Lru[tuple[int, int], Turn] = Lru(8 * _MAX_TURNS)
-
-    def begun(self, r: Request) -> None:
-        """Take in a request whose head was read. One without a body has no prompt."""
-        if r.method in _WITHOUT_BODY:
-            return
-        key = r.cookie, r.seq
-        turn = Turn(r.trace_id, r.parent_span_id, r.request_id or r.trace_id, key, r.start_ns)
-        known = self._by_process.get(r.tgid)
-        if known is None:
-            known = deque(maxlen=_MAX_TURNS)
-            self._by_process.put(r.tgid, known)
-        known.append(turn)
-        self._by_key.put(key, turn)
-
-    def ended(self, r: Request) -> None:
-        """Take in the end of a request; one whose end is not known might be anybody's: it is left out."""
-        turn = self._by_key.get((r.cookie, r.seq))
-        if turn is not None:
-            turn.end_ns = r.end_ns or turn.start_ns
-
-    def of(self, tgid: int, start_ns: int, end_ns: int) -> list[Turn]:
-        """Return the requests of a process that overlap an interval."""
-        found = self._by_process.get(tgid) or ()
-        return [t for t in found if t.start_ns < end_ns and (not t.end_ns or t.end_ns > start_ns)]
-
-    def get(self, key: tuple[int, int]) -> Turn | None:
-        """Return a request by cookie and seq."""
-        return self._by_key.get(key)
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One completion. ``end_ns`` 0: in progress. ``owner`` None: not known whose it is.
-
-    ``inferred``: others might have been served too; the owner is the one that was answered first.
-    """
-
-    tid: int
-    steps: list[StepRun]
-    begin_ns: int
-    end_ns: int
-    shared: bool = False
-    owner: Turn | None = None
-    inferred: bool = False
-
-    @property
-    def ns(self) -> int:
-        """How long it took; 0 while it runs."""
-        return self.end_ns - self.begin_ns if self.end_ns else 0
-
-    def overlaps(self, start_ns: int, end_ns: int) -> bool:
-        """Return whether it has part of an interval."""
-        return self.begin_ns < end_ns and (not self.end_ns or self.end_ns > start_ns)
-
-
-class OnPath(NamedTuple):
-    """A stretch of a critical path."""
-
-    start_ns: int
-    end_ns: int
-    tid: int
-
-
-def calls(steps: Iterable[StepRun], turns: Sequence[Turn]) -> list[Call]:
-    """Return steps, in order of their beginning, as calls, in order of theirs."""
-    ends = sorted(t.end_ns for t in turns if t.end_ns)
-    out: list[Call] = []
-    latest: dict[int, Call] = {}
-    for step in steps:
-        counts = step.counts
-        if counts is None or not step.core_tid:
-            continue
-        call = latest.get(step.core_tid)
-        if (
-            call is None
-            or counts.first
-            or counts.shared
-            or call.shared
-            or any(call.end_ns <= t <= step.begin_ns for t in ends)
-        ):
-            call = Call(step.core_tid, [], step.begin_ns, 0, counts.shared)
-            latest[step.core_tid] = call
-            out.append(call)
-        call.steps.append(step)
-        call.end_ns = step.done_ns
-    return out
-
-
-def anchor(found: Sequence[Call], path: Sequence[OnPath], turn: Turn) -> Call | None:
-    """Return the call that the critical path of an answered request comes from: the last one before its end."""
-    last: dict[int, list[Call]] = {}
-    for call in found:
-        if turn.all_through(call.begin_ns, call.end_ns) and call.end_ns:
-            last.setdefault(call.tid, []).append(call)
-    for p in reversed(path):
-        for call in reversed(last.get(p.tid, ())):
-            if call.overlaps(p.start_ns, p.end_ns):
-                return call
-    return None
-
-
-def assign(found: Sequence[Call], turns: Sequence[Turn], mine: Turn | None, own: Call | None) -> None:
-    """Give each call its owner, as far as it can be known.
-
-    A call belongs to a request that was open all the while. Of several it is the one answered next, and of those not
-    answered yet the oldest; a request has no two calls at a time. *own* is known to be of *mine*, and its last.
-    """
-    taken: list[Call] = []
-    for call in sorted(found, key=lambda c: (c.end_ns or _NEVER, c.begin_ns)):
-        able = [t for t in turns if t.all_through(call.begin_ns, call.end_ns)]
-        if call is own:
-            call.owner = mine
-            taken.append(call)
-            continue
-        if own is not None and (call.begin_ns >= own.begin_ns or call.overlaps(own.begin_ns, own.end_ns)):
-            able = [t for t in able if t is not mine]
-        call.inferred = len(able) > 1
-        if call.shared:
-            call.owner = able[0] if len(able) == 1 else None
-            continue
-        busy = {
-            id(c.owner)
-            for c in taken[-_MAX_THREADS:]
-            if c.tid != call.tid and c.overlaps(call.begin_ns, call.end_ns or _NEVER)
-        }
-        free = [t for t in able if id(t) not in busy]
-        call.owner = min(free, key=lambda t: (t.end_ns or _NEVER, t.start_ns), default=None)
-        if call.owner is not None:
-            taken.append(call)
+    drafts = now.tokens < PROMPT_TOKENS and not before.prefill_tokens
+    return drafts and before.position < now.position < behind

@@ -138,7 +138,7 @@ class Counts(NamedTuple):
 
     ``position``: of its first token in its sequence, which is how many were in the cache; -1 not known. ``shared``:
     sequences of several requests may be in it. ``first``: a call begins with it; ``whole``: it is all of one.
-    ``inferred``: when it ended. ``result`` is that of ``llama_decode``.
+    ``called_ns``: when that call began, 0 not known. ``inferred``: its end. ``result``: of ``llama_decode``.
     """
 
     tokens: int
@@ -151,6 +151,7 @@ class Counts(NamedTuple):
     whole: bool = False
     inferred: bool = False
     result: int = 0
+    called_ns: int = 0
 
 
 class Execution(NamedTuple):
@@ -258,9 +259,17 @@ class Instance:
 
     tgid: int
     hello: Hello | None = None
+    models: list[tuple[int, dict[str, str]]] = field(
+        default_factory=list
+    )  # (since when, which), changes only
     stages: list[StageRun] = field(default_factory=list)  # in order of their end
     last_ns: int = 0
     ended_ns: int = 0  # the process ended
+
+    def model_at(self, ts_ns: int) -> dict[str, str]:
+        """Return the identity of the model that was served at a moment; the first known one before that."""
+        found = [model for since, model in self.models if since <= ts_ns]
+        return dict(found[-1] if found else self.models[0][1]) if self.models else {}
 
     @property
     def state(self) -> str:

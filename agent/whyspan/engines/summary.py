@@ -57,11 +57,9 @@ def _of_anonymous(view: EngineView) -> EngineFacts | None:
     steps = view.mine
     used = [s.kv_used / (s.kv_used + s.kv_free) for s in steps if s.kv_used + s.kv_free]
     cached = [max(c.steps[0].counts.position, 0) for c in own if c.steps[0].counts is not None]
-    prompt = sum(s.prefill_tokens for s in steps)
+    prompt = sum(s.tokens for c in own for s in c.prompt)
     # A prompt gives the first token, each step after it one more for every sequence.
-    made = sum(s.batch for c in own for s in c.steps if not s.prefill_tokens) + sum(
-        c.steps[0].batch for c in own
-    )
+    made = sum(s.batch for c in own for s in [c.steps[0], *c.steps[len(c.prompt) :]])
     whole = any(s.counts is not None and s.counts.whole for s in steps)
     return EngineFacts(
         engine=view.table.engine_of(view.core),

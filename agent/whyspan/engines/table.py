@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from whyspan import marks as m
 from whyspan.engines import anonymous
+from whyspan.engines.calls import Turns
 from whyspan.engines.inflation import Inflation
 from whyspan.engines.prefixes import Prefixes
 from whyspan.engines.records import Client, Execution, Instance, Job, Preemption, StageRun, StepRun
@@ -28,6 +29,7 @@ _PROMPT_TOKENS: Final = 16
 #: More of one step are made up.
 _MAX_EXECUTIONS: Final = 512
 _MAX_STAGES: Final = 256
+_MAX_MODELS: Final = 7
 _OTHER: Final = "other"  # a tag that is not allowed
 
 
@@ -93,7 +95,7 @@ class EngineTable:
         self.health: Lru[int, tuple[int, m.Health]] = Lru(MAX_INSTANCES)
         self.layers: Lru[int, tuple[int, m.Layers]] = Lru(MAX_INSTANCES)
         self._inflation = Inflation()
-        self.turns = anonymous.Turns()
+        self.turns = Turns()
         self.spans = Spans()
         self.counts: Counter[str] = Counter()
 
@@ -348,7 +350,10 @@ class EngineTable:
         return core
 
     def _hello(self, mark: Mark, body: m.Hello, _: Facts) -> None:
-        self._instance(mark).hello = body
+        instance = self._instance(mark)
+        instance.hello = body
+        if body.model and (not instance.models or instance.models[-1][1] != body.model):
+            instance.models = [*instance.models[-_MAX_MODELS:], (mark.ts_ns, body.model)]
 
     def _stage(self, mark: Mark, body: m.Stage, _: Facts) -> None:
         stages = self._instance(mark).stages
@@ -433,11 +438,9 @@ class EngineTable:
         if client is not None:
             job.client = client
             job.client_left_ns = self._left.get((client.cookie, client.seq)) or 0
-            if not job.own_span_id and client.trace_id == a.trace_id:
-                since_ns, until_ns = client.start_ns, front.ts_ns + 1
-                job.own_span_id = self.spans.server(
-                    (client.trace_id, client.span_id), client.tgid, since_ns, until_ns
-                )
+            if not job.own_span_id:
+                caller, until_ns = (a.trace_id, a.span_id), front.ts_ns + 1
+                job.own_span_id = self.spans.server(caller, mark.tgid, client.start_ns, until_ns)
             job.usual_tokens = self._inflation.usual(job, facts.service(job.frontend))
             jobs = self._by_connection.get((client.cookie, client.seq))
             if jobs is None:

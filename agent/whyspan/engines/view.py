@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from whyspan.engines.anonymous import Call, OnPath, Turn, anchor, assign, calls
+from whyspan.engines.calls import OnPath
 from whyspan.engines.handoffs import Handoffs
 from whyspan.engines.records import Instance, Job, StepRun
 from whyspan.engines.table import EngineTable
+from whyspan.engines.unnamed import MAX_STEPS, Unnamed
 from whyspan.facts import Facts
 from whyspan.model import UNFINISHED, Request
 
@@ -21,9 +22,6 @@ PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 DELIVERY: Final = "delivery"
 PHASES: Final = (FRONTEND, HANDOVER, QUEUE, PREFILL, DECODE, DELIVERY)
-#: Steps looked at beside a request, at most.
-MAX_STEPS: Final = 5000
-_MARGIN_NS: Final = 2_000_000_000
 #: A critical path that comes back to a thread after so short a time has not left it.
 _PAUSE_NS: Final = 2_000_000
 
@@ -36,7 +34,7 @@ class PhaseSpan(NamedTuple):
     end_ns: int
 
 
-class EngineView:
+class EngineView(Unnamed):
     """A request and the engine that serves it. Every answer is memoised; nothing here changes.
 
     Of a request for several completions the job that finished last, or is still at work, tells the phases.
@@ -102,8 +100,7 @@ class EngineView:
     @cached_property
     def model(self) -> dict[str, str]:
         """What the engine core said of its model: name, revision, dtype ..."""
-        hello = self.instance.hello if self.instance is not None else None
-        return dict(hello.model) if hello is not None else {}
+        return self.instance.model_at(self.request.start_ns) if self.instance is not None else {}
 
     @cached_property
     def model_change(self) -> str:
@@ -114,19 +111,6 @@ class EngineView:
             if key in self.model and self.model[key] != old
         ]
         return ", ".join(changed)
-
-    @cached_property
-    def steps(self) -> list[StepRun]:
-        """Steps of the core that overlap the request, a little before it included."""
-        if not self.core:
-            return []
-        r = self.request
-        found = self.table.steps(self.core, r.start_ns - _MARGIN_NS, r.end_ns)[-MAX_STEPS:]
-        if self.anonymous:  # each thread is at its own
-            return found
-        # Workers take batches one by one: of those in progress only the oldest is being worked at.
-        first = next((i for i, s in enumerate(found) if not s.done_ns), len(found))
-        return found[: first + 1]
 
     @cached_property
     def numbers(self) -> frozenset[int]:
@@ -186,99 +170,18 @@ class EngineView:
             at = until
         return out
 
-    # -- steps that name no requests ------------------------------------------------------------------------------
-
-    @cached_property
-    def anonymous(self) -> bool:
-        """Whether the engine's steps do not tell which requests they serve."""
-        return not self.jobs and self.table.anonymous(self.core)
-
-    @cached_property
-    def fed(self) -> bool:
-        """Whether all that is known of steps comes from a feed, which names no threads either."""
-        return self.anonymous and bool(self.steps) and not self.step_tids
-
-    @cached_property
-    def turn(self) -> Turn | None:
-        """The request among those of its process; None when it can have no work in an engine."""
-        return self.table.turns.get((self.request.cookie, self.request.seq))
-
-    @cached_property
-    def answered(self) -> bool:
-        """Whether this is the whole request, to its end."""
-        return self.turn is not None and 0 < self.turn.end_ns <= self.request.end_ns
-
-    @cached_property
-    def calls(self) -> list[Call]:
-        """The rows of steps beside the request with whose they were, in order of their beginning."""
-        if not self.anonymous:
-            return []
-        turns = self.table.turns.of(self.core, self.request.start_ns - _MARGIN_NS, self.request.end_ns)
-        found = calls(self.steps, turns)
-        own = anchor(found, self.path, self.turn) if self.turn is not None and self.answered else None
-        assign(found, turns, self.turn, own)
-        return found
-
-    @cached_property
-    def own_calls(self) -> list[Call]:
-        """The calls that served the request; of one that is answered only those that its path confirms or that can be
-        nobody else's.
-        """
-        mine = [c for c in self.calls if c.owner is not None and c.owner is self.turn]
-        if self.answered and mine and mine[-1].inferred:
-            return []
-        return mine
-
-    @cached_property
-    def before(self) -> list[Call]:
-        """The other calls that the request waited for, in order: on its thread or on its path before its first own."""
-        if not self.own_calls:
-            return []
-        first, since = self.own_calls[0], self.request.recv_ns or self.request.start_ns
-        out = []
-        for call in self.calls:
-            if call.owner is self.turn or not call.overlaps(since, first.begin_ns):
-                continue
-            if call.tid == first.tid or self.passes(call.tid, max(call.begin_ns, since), call.end_ns):
-                out.append(call)
-        return out
-
-    def queued_until(self) -> tuple[int, int]:
-        """Return until when a feed tells of waiting requests without a break since the request came, and of how many
-        at most. It may have been one of them, until its first byte out at the latest.
-        """
-        r, most = self.request, 0
-        until, limit = r.start_ns, r.first_ns or r.end_ns
-        for step in self.steps:
-            if step.done_ns <= r.start_ns:
-                continue
-            if step.begin_ns >= limit or not step.waiting:
-                break
-            until, most = min(step.done_ns, limit), max(most, step.waiting)
-        return until, most
-
-    def passes(self, tid: int, start_ns: int, end_ns: int) -> bool:
-        """Return whether the critical path is on a thread in an interval."""
-        return any(p.tid == tid and p.start_ns < end_ns and p.end_ns > start_ns for p in self.path)
-
-    @cached_property
-    def step_tids(self) -> frozenset[int]:
-        """The threads that ran steps beside the request."""
-        return frozenset(s.core_tid for s in self.steps) - {0}
-
     def _phases_of_calls(self) -> list[PhaseSpan]:
         own = self.own_calls
         steps = [s for c in own for s in c.steps]
         if not steps or any(s.counts is None or s.counts.whole for s in steps):
             return []
         first = steps[0].begin_ns
-        since = self.request.recv_ns or self.request.start_ns
-        waited = [(max(c.begin_ns, since), min(c.end_ns or first, first)) for c in self.before]
+        waited = self.behind
         marks = []
         if waited:
-            marks = [(FRONTEND, min(lo for lo, _ in waited)), (QUEUE, max(hi for _, hi in waited))]
+            marks = [(FRONTEND, min(w.start_ns for w in waited)), (QUEUE, max(w.end_ns for w in waited))]
         marks.append((HANDOVER if waited else FRONTEND, first))
-        prompt = [s for s in own[0].steps if s.prefill_tokens]
+        prompt = own[0].prompt
         if prompt:
             marks.append((PREFILL, prompt[-1].done_ns))
         marks.append((DECODE, steps[-1].done_ns if own[-1].end_ns else 0))

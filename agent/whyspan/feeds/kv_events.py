@@ -155,6 +155,11 @@ class _Bodies:
         self._hashes = 0
 
     def take(self, event: _MapEvent | _ArrayEvent) -> None:
+        """Take in the next event of the batch.
+
+        Raises:
+            KvDecodeError: it has too many blocks.
+        """
         if isinstance(event, (_Stored, _StoredArray)):
             self._add(event, event.block_size, stored=True)
         elif isinstance(event, (_Removed, _RemovedArray)):
@@ -164,6 +169,7 @@ class _Bodies:
             self._done.append(KvBlocks(engine=self._engine, rank=self._rank, cleared=1))
 
     def finish(self) -> list[KvBlocks]:
+        """Return the bodies, in the order of the events."""
         self._close()
         return self._done
 

@@ -127,6 +127,9 @@ class _Sampler:
         self.parts: list[Part] = []  # found once: a model is searched for milliseconds
 
     def begin(self, module: Any, step: int, reason: str) -> Sample | None:
+        """Hook the layers for the pass that begins; None, and told why, where they cannot be seen or another
+        thread's pass is being sampled.
+        """
         with _lock:
             left = self.running
             if left is not None and left.thread != threading.get_ident():

@@ -204,6 +204,7 @@ class _Hooks:
         self._on: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def take(self, model: Any) -> bool:
+        """Hook a model, or count one more that uses its hooks."""
         with _lock:
             held = self._on.get(model)
             if held is not None:
@@ -241,6 +242,7 @@ class _Hooks:
             return True
 
     def give(self, model: Any) -> None:
+        """Count one less; take the hooks away with the last."""
         with _lock:
             held = self._on.get(model)
             if held is None:

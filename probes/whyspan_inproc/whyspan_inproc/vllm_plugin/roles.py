@@ -122,7 +122,10 @@ def _text(config: Any, path: str) -> str:
 
 
 def started_ns() -> int:
-    """Return when this process began, on the monotonic clock (proc(5): starttime is ticks since boot)."""
+    """Return when this process began, in ns of the monotonic clock; 0 when not known.
+
+    proc(5): starttime is in ticks since boot.
+    """
     try:
         with open("/proc/self/stat", "rb") as stat:
             ticks = int(stat.read().rpartition(b")")[2].split()[19])
