@@ -99,6 +99,7 @@ class Collector(_Section, frozen=True):
     recorder_mb: Annotated[int, Meta(ge=1, le=1024)] = 32
     queue_findings: Annotated[int, Meta(ge=1, le=100_000)] = 2000
     explain_per_s: Annotated[float, Meta(gt=0)] = 5  # slow requests, per service
+    explain_core_ratio: Annotated[float, Meta(gt=0)] = 0.25  # CPU for explanations, of one core, over 20 s
     ordinary_per_s: Annotated[float, Meta(ge=0)] = 0.2  # ordinary requests, per service
     budget_core_ratio: Ratio = 0.01  # of one core
     budget_target_ratio: Ratio = 0.01  # of what the targets burn

@@ -105,9 +105,12 @@ class Engine:
         settings: Settings,
         baseline: Baseline | None = None,
         between: Callable[[], None] = lambda: None,
+        allows: Callable[[], bool] = lambda: True,
     ) -> None:
-        """*between* is called after each explanation: a batch of many takes seconds, and rings do not wait."""
-        self._between = between
+        """*allows* is asked before each explanation of a finished request, *between* called after it: a batch of many
+        takes seconds, and neither rings nor the host's CPUs wait.
+        """
+        self._between, self._allows = between, allows
         self.baseline = baseline or Baseline()
         self.facts = Facts()
         self.counts: Counter[tuple[str, str, str]] = Counter()  # name, service, label
@@ -215,7 +218,12 @@ class Engine:
         for group in _close(chosen):
             self._share([r for r, _, _ in group])
             for r, reason, is_ordinary in group:
-                finding, whole = self._explain(r, reason, self._long.pop((r.cookie, r.seq), None))
+                long = self._long.pop((r.cookie, r.seq), None)
+                if not self._allows():
+                    if not is_ordinary:
+                        self.counts["not_explained", service, "failed" if r.outcome in FAILED else ""] += 1
+                    continue
+                finding, whole = self._explain(r, reason, long)
                 if is_ordinary:
                     view = EngineView(self.engines, r, self.facts)
                     self.baseline.observe_model(service, view.model, now_ns)
@@ -300,13 +308,18 @@ class Engine:
                     reason = (
                         f"latency {age_ms:.0f} ms and still open; no progress of its engine for {stuck:.0f} s"
                     )
-            if reason and self._bucket(r.service, "open", _OPEN_PER_S).take(now_ns):
+            if reason and self._bucket(r.service, "open", _OPEN_PER_S).take(now_ns) and self._allows():
                 findings.append(self._report_open(r, now_ns, reason))
                 self._long.setdefault(key, _Long(r.start_ns)).reported = True
+                self._between()
             covered = long.until_ns if long else r.start_ns
             # Explained in slices while the events are still there; half of what is kept is left as margin.
             due = min(self._settings.window_ns, max(retained, 4 * _SECOND_NS)) / 2
-            if now_ns - covered > due and self._bucket("", "slice", _SLICES_PER_S).take(now_ns):
+            if (
+                now_ns - covered > due
+                and self._bucket("", "slice", _SLICES_PER_S).take(now_ns)
+                and self._allows()
+            ):
                 part, ctx = self._classify(r, covered, now_ns, long)
                 kept = self._long.setdefault(key, _Long(r.start_ns))
                 if not kept.parts:
@@ -319,6 +332,7 @@ class Engine:
                 if len(kept.parts) > 1:
                     joined = slices.join(kept.parts)
                     kept.parts = [joined._replace(segments=slices.compact(joined.segments))]
+                self._between()
         if len(self._long) > 4 * len(self._requests.open_requests()) + 100:
             alive = {(r.cookie, r.seq) for r in self._requests.open_requests()}
             self._long = {k: v for k, v in self._long.items() if k in alive}

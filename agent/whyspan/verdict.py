@@ -100,6 +100,8 @@ def explain(  # noqa: PLR0917
         told = "; ".join([failures.ending(request, ctx.facts), *died[:1]])
         finding.verdict.sentence = f"{told}{'. ' if slow_reason else '; '}{finding.verdict.sentence}"
     finding.verdict.evidence += died
+    if ctx.engine is not None and ctx.engine.core and ctx.engine.layer:
+        finding.verdict.evidence.append(ctx.engine.layer)
     finding.ruled_out = rule_out(classified, ctx, finding.verdict.cause)
     return finding
 

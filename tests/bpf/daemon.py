@@ -25,6 +25,7 @@ match = [{targets}]
 
 [collector]
 explain_per_s = 1000
+explain_core_ratio = 2
 ordinary_per_s = 1000
 {collector}
 

@@ -26,6 +26,7 @@ e2e_ms = {e2e_ms}
 
 [collector]
 explain_per_s = 100
+explain_core_ratio = 2
 ordinary_per_s = {ordinary_per_s:g}
 
 [run]

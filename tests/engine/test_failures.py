@@ -21,7 +21,7 @@ from tests.engine.conftest import OTHER_CPU, Started
 from tests.engine.watch import Watch
 from tests.unit.receivers import GrpcReceiver
 
-EXPLAIN_ALL = "[collector]\nexplain_per_s = 1000\nordinary_per_s = 1000\n"
+EXPLAIN_ALL = "[collector]\nexplain_per_s = 1000\nexplain_core_ratio = 2\nordinary_per_s = 1000\n"
 PROMPT = list(range(3, 35))
 MANY = 1900  # tokens: seconds of work
 

@@ -21,7 +21,9 @@ from tests.demo.procs import favour
 from tests.engine import llama, llama_install
 from tests.engine.watch import Watch
 
-CONFIG = "[slo]\ne2e_ms = 1\n\n[collector]\nexplain_per_s = 1000\nordinary_per_s = 1000\n"
+CONFIG = (
+    "[slo]\ne2e_ms = 1\n\n[collector]\nexplain_per_s = 1000\nexplain_core_ratio = 2\nordinary_per_s = 1000\n"
+)
 PAIRS, STREAMED = 5, 40
 #: Tokens that all prompts begin with, from the cache but for the first request: see test_llama.
 SHARED = 4

@@ -11,7 +11,7 @@ from tests.engine import vllm
 from tests.engine.conftest import OTHER_CPU, load
 from tests.engine.watch import Watch
 
-EXPLAIN_ALL = "[collector]\nexplain_per_s = 1000\nordinary_per_s = 1000\n"
+EXPLAIN_ALL = "[collector]\nexplain_per_s = 1000\nexplain_core_ratio = 2\nordinary_per_s = 1000\n"
 
 
 @pytest.fixture(scope="module")

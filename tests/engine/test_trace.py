@@ -19,6 +19,7 @@ REQUESTS = 1000
 CONFIG = """\
 [collector]
 explain_per_s = 1000
+explain_core_ratio = 2
 ordinary_per_s = 1000
 
 [otlp]

@@ -18,7 +18,9 @@ from tests.engine import inproc, install
 from tests.engine.watch import Watch
 
 SERVER = Path(__file__).with_name("transformers_server.py")
-CONFIG = "[slo]\ne2e_ms = 1\n\n[collector]\nexplain_per_s = 1000\nordinary_per_s = 1000\n"
+CONFIG = (
+    "[slo]\ne2e_ms = 1\n\n[collector]\nexplain_per_s = 1000\nexplain_core_ratio = 2\nordinary_per_s = 1000\n"
+)
 #: Prompt and new tokens. No two at once take nearly the same time.
 ALONE = [(11, 23), (401, 7), (29, 13)]
 AT_ONCE = [(601, 97), (31, 17)]

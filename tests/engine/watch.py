@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from whyspan.model import Finding
 from whyspan_exporters.reader import Reader
@@ -76,6 +78,13 @@ class Watch:
         finally:
             reader.close()
         return {s.finding.request.trace_id: s.finding for s in stored}
+
+    def query(self, command: str) -> Any:
+        """Return what a command prints with ``--json``; None when it cannot answer yet."""
+        program = str(Path(sys.executable).with_name("whyspan"))
+        argv = [program, command, "--config", str(self.config), "--json"]
+        done = subprocess.run(argv, capture_output=True, timeout=60, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 and done.stdout.strip() else None
 
     def explained(self, trace_ids: Iterable[str], timeout_s: float = 30) -> dict[str, Finding]:
         """Wait until the store holds these requests, ended, and return what it holds."""

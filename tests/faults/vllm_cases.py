@@ -40,6 +40,11 @@ def healthy() -> Body:
     return ask(SHARED + unique(16), 8)
 
 
+def small() -> Body:
+    """The same for a small pool."""
+    return ask(SHARED[:512] + unique(16), 8)
+
+
 def attack(
     *attackers: Callable[[World], Awaitable[None]], victim: Callable[[], Body] | None = None
 ) -> Callable[[World], AbstractAsyncContextManager[None]]:
@@ -75,13 +80,13 @@ async def costly(world: World) -> None:
 async def occupant(world: World) -> None:
     """A long generation that holds a slot."""
     while True:
-        await world.client.other("occupant", ask(unique(16), 150))
+        await world.client.other("occupant", ask(unique(16), 100))
 
 
 async def hungry(world: World) -> None:
     """Long generations that fill the pool."""
     while True:
-        await world.client.other("hungry", ask(unique(64), 900))
+        await world.client.other("hungry", ask(unique(64), 1000))
 
 
 async def leaver(world: World) -> None:
@@ -91,7 +96,7 @@ async def leaver(world: World) -> None:
         await asyncio.sleep(0.15)
 
     while True:
-        await world.client.other("leaver", ask(unique(16), 300), leave)
+        await world.client.other("leaver", ask(unique(16), 90), leave)
         await asyncio.sleep(1.0)
 
 
@@ -141,16 +146,7 @@ ROOMY = (
     Case("frozen", ("engine.frozen", "engine.liveness"), frozen, process("worker"), 6, 1.5, open_report=True),
 )
 SMALL = (
-    Case(
-        "queue", ("engine.queueing",), attack(occupant, occupant, occupant, occupant), process("core"), 8, 3
-    ),
+    Case("queue", ("engine.queueing",), attack(*[occupant] * 6), process("core"), 10, 2),
     Case("kv", ("engine.kv_preemption",), attack(*[hungry] * 3), traced("hungry"), 12, 2),
-    Case(
-        "zombie",
-        ("engine.zombie_request",),
-        deaf(attack(leaver, leaver, leaver, leaver)),
-        traced("leaver"),
-        10,
-        3,
-    ),
+    Case("zombie", ("engine.zombie_request",), deaf(attack(*[leaver] * 4)), traced("leaver"), 12, 2),
 )

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from whyspan.engines import EngineTable, EngineView, summary
-from whyspan.marks import Mark
+from whyspan.engines.layers import outlier
+from whyspan.marks import Layers, Mark
 
 from tests.unit.enginelab import CORE, T0, Lab, prefill
 from tests.unit.test_engine_table import MARKS, facts, request
@@ -156,3 +157,14 @@ def test_phases_tile_and_nothing_raises_whatever_the_marks_say(
         assert -1 <= view.kv_usage(t) <= 1
         view.holder(t)
         view.phase_at(t)
+
+
+def test_the_unusual_block_of_a_sampled_pass_is_named() -> None:
+    even = [(n, kind, 1_000_000) for n in range(4) for kind in ("attention", "mlp")]
+    assert outlier(Layers(rows=even)) == ""
+    slow = [(n, k, 9_000_000 if (n, k) == (2, "mlp") else ns) for n, k, ns in even]
+    whole = [(n, "layer", 10_000_000 if n == 2 else 2_000_000) for n in range(4)]
+    assert outlier(Layers(rows=[*whole, *slow])).startswith("the mlp of layer 2 took 9.0 ms")
+    assert outlier(Layers(rows=whole)).startswith("layer 2 took 10.0 ms")
+    assert outlier(Layers(rows=slow[:2])) == ""
+    assert outlier(Layers()) == ""

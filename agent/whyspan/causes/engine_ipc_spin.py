@@ -22,6 +22,9 @@ class _IpcSpin:
         """Claim a long wait for a CPU that a spinning thread of the service used while its marks say it had no work."""
         if not waits_long(segment) or ctx.engine is None or not ctx.engine.core:
             return None
+        seen = segment.rival
+        if seen is None or seen.tgid not in ctx.service_tgids:  # the cheap look first
+            return None
         rival = ctx.rival(segment)
         if rival is None or rival.tgid not in ctx.service_tgids or not ctx.facts.spins(rival.tid):
             return None

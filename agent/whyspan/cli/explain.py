@@ -15,6 +15,8 @@ from whyspan.errors import StoreError
 if TYPE_CHECKING:
     from whyspan_exporters.reader import Reader, Stored
 
+    from whyspan.model import Finding, RuledOut
+
 _LISTED = 8
 _CAUSE_ROWS = 12
 
@@ -116,7 +118,12 @@ def _report(stored: Stored) -> list[str]:
         if v.culprit.kind or v.culprit.name:
             out.append(f"  culprit   {_engine.culprit(v.culprit)}")
         out += [f"  evidence  {clean(line, 200)}" for line in v.evidence]
-        out += [f"  not       {clean(ruled.cause, 40)}: {clean(ruled.check, 160)}" for ruled in f.ruled_out]
+        near, others = _nearest(f)
+        out += [f"  not       {clean(ruled.cause, 40)}: {clean(ruled.check, 160)}" for ruled in near]
+        if others:
+            out.append(
+                f"  nor       {', '.join(clean(ruled.cause, 40) for ruled in others)} (--json says why)"
+            )
         if v.fix:
             out.append(f"  fix       {clean(v.fix, 300)}")
     else:
@@ -184,3 +191,14 @@ def _causes(stored: Stored) -> list[str]:
         rest = sum(f.causes[name] for name in names[_CAUSE_ROWS:])
         rows.append(f"  {f'({len(names) - _CAUSE_ROWS} others)':<30} {rest:>10.2f}")
     return rows
+
+
+def _nearest(f: Finding) -> tuple[list[RuledOut], list[RuledOut]]:
+    """Part what was ruled out: what is easily mixed up with the cause found, or took time; and all else."""
+    from whyspan.causes import rules
+
+    close = next((r.neighbours for r in rules() if r.id == f.verdict.cause), ())
+    near = [r for r in f.ruled_out if r.cause in close or f.causes.get(r.cause, 0.0) >= 1.0]
+    if not near:
+        return f.ruled_out, []
+    return near, [r for r in f.ruled_out if r not in near]

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from whyspan.engines.calls import OnPath
 from whyspan.engines.handoffs import Handoffs
+from whyspan.engines.layers import outlier
 from whyspan.engines.records import Instance, Job, StepRun
 from whyspan.engines.table import EngineTable
 from whyspan.engines.unnamed import MAX_STEPS, Unnamed
@@ -225,6 +226,16 @@ class EngineView(Unnamed):
     @cached_property
     def _begins(self) -> list[int]:
         return [s.begin_ns for s in self.steps]
+
+    @cached_property
+    def layer(self) -> str:
+        """An unusual layer in a forward pass sampled during the request, in words; empty when there is none."""
+        r = self.request
+        for tgid in sorted({e.tgid for s in self.mine for e in s.executions} | {self.core}):
+            found = self.table.layers.get(tgid)
+            if found is not None and r.start_ns <= found[0] <= r.end_ns and (text := outlier(found[1])):
+                return text
+        return ""
 
     def waits(self, job: Job, start_ns: int, end_ns: int) -> list[tuple[int, int, str]]:
         """Return a wait in the queue as (start, end, reason), in order.

@@ -38,6 +38,7 @@ from whyspan.engines.status import Totals, status
 from whyspan.errors import ConfigError, WhyspanError
 from whyspan.log import setup
 from whyspan.model import Finding
+from whyspan.pipeline.explain_budget import ExplainBudget
 from whyspan.pipeline.feeds import Feeds
 from whyspan.pipeline.settings import engine_settings, kernel_btf
 from whyspan.pipeline.source import LiveSource
@@ -115,11 +116,13 @@ class Collector:
         )
         self._feeds = Feeds(config.feeds)
         self._client = Client(config.socket_path, capacity=c.queue_findings)
+        self._budget = ExplainBudget(c.explain_core_ratio)
         self._engine = Engine(
             self._source.schema,
             engine_settings(config.slo, c, self._client.instance),
             self._baseline,
-            self._source.relieve,
+            self._after_explanation,
+            self._budget.allows,
         )
         self._governor = Governor(
             self._source.session,
@@ -170,6 +173,10 @@ class Collector:
             self._offer(self._engine.flush(time.monotonic_ns()))
         finally:
             self._close()
+
+    def _after_explanation(self) -> None:
+        self._source.relieve()
+        self._budget.spent()
 
     def _step(self) -> None:
         marks = self._feeds.drain(self._source.discovery.found)

@@ -1,0 +1,40 @@
+"""How much CPU explanations may take: a token bucket of CPU seconds, refilled by the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+#: What may be spent at once, in seconds' worth of the ratio: a burst of slow requests is what the agent is for.
+BURST_S: Final = 20.0
+
+
+class ExplainBudget:
+    """Says whether another explanation may be made. ``spent`` is to be called after each.
+
+    A request with a thousand engine steps takes a hundred times the CPU of a short one: a limit by number alone does
+    not bound what the agent takes from the host.
+    """
+
+    def __init__(
+        self,
+        core_ratio: float,
+        cpu: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*core_ratio*: CPU seconds per second, of one core."""
+        self._ratio, self._cpu, self._clock = core_ratio, cpu, clock
+        self._left_s = core_ratio * BURST_S
+        self._at_s, self._cpu_s = clock(), cpu()
+
+    def allows(self) -> bool:
+        """Return whether there is CPU left; call it just before an explanation."""
+        now_s = self._clock()
+        self._left_s = min(self._left_s + self._ratio * (now_s - self._at_s), self._ratio * BURST_S)
+        self._at_s, self._cpu_s = now_s, self._cpu()
+        return self._left_s > 0
+
+    def spent(self) -> None:
+        """Count the CPU time since the last ``allows``."""
+        self._left_s -= self._cpu() - self._cpu_s

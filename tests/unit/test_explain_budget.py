@@ -1,0 +1,60 @@
+"""The CPU that explanations may take."""
+
+from __future__ import annotations
+
+from whyspan.pipeline.explain_budget import BURST_S, ExplainBudget
+
+
+class Clocks:
+    """A wall clock and a CPU clock that tests move."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def budget(self, ratio: float) -> ExplainBudget:
+        return ExplainBudget(ratio, lambda: self.cpu, lambda: self.wall)
+
+
+def test_a_burst_is_allowed_and_no_more() -> None:
+    t = Clocks()
+    budget = t.budget(0.25)
+    made = 0
+    while budget.allows():
+        t.cpu += 0.125
+        budget.spent()
+        made += 1
+    assert made == 0.25 * BURST_S / 0.125
+
+
+def test_over_time_the_share_holds_whatever_one_explanation_costs() -> None:
+    t = Clocks()
+    budget = t.budget(0.25)
+    for _ in range(10_000):
+        t.wall += 0.1
+        if budget.allows():
+            t.cpu += 0.7
+            budget.spent()
+    assert 0.24 * t.wall <= t.cpu <= 0.26 * t.wall + 0.25 * BURST_S
+
+
+def test_cpu_that_others_take_in_between_does_not_count() -> None:
+    t = Clocks()
+    budget = t.budget(0.25)
+    for _ in range(100):
+        t.wall += 1
+        t.cpu += 1  # draining, feeding
+        assert budget.allows()
+        t.cpu += 0.2
+        budget.spent()
+
+
+def test_idle_time_is_not_saved_up_beyond_the_burst() -> None:
+    t = Clocks()
+    budget = t.budget(0.1)
+    t.wall += 3600
+    made = 0
+    while budget.allows():
+        t.cpu += 1.0
+        budget.spent()
+        made += 1
+    assert made == round(0.1 * BURST_S)
