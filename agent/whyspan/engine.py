@@ -181,6 +181,9 @@ class Engine:
         failed: list[tuple[Request, str | None]] = []
         ordinary: list[Request] = []
         for r in ended:
+            if r.outcome == "ok" and any(job.reason == "killed" for job in self.engines.jobs_of(r)):
+                # The front end lived to end its response in good order; half of the answer is missing all the same.
+                r.outcome, r.ended_by = "killed", "engine_exit"
             self.counts["requests", service, r.outcome] += 1
             reason = self.baseline.is_slow(r, objectives)
             if r.outcome == "lost":

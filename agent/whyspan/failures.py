@@ -23,6 +23,7 @@ _ENDED: Final = {
     "client_reset": "The client reset the connection",
     "server_close": "The server closed the connection",
     "server_reset": "The server reset the connection",
+    "engine_exit": "The engine's process ended",
     "timeout": "The client's side no longer answered and the connection timed out",
 }
 

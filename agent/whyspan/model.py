@@ -138,7 +138,8 @@ class Request(msgspec.Struct, kw_only=True):
     route: str
     status: int = 0  # HTTP status, 0 when none was sent
     outcome: str = "ok"  # ok, error, reset, killed, lost, open
-    # server (it answered), client_close, client_reset, server_close, server_reset, timeout, process_exit; or empty
+    # server (it answered), client_close, client_reset, server_close, server_reset, timeout, process_exit, engine_exit;
+    # or empty
     ended_by: str = ""
     exit_code: int = 0  # wait status of the process, where its exit ended the request
     head: str = "whole"  # cut: the rest of it never came; malformed; unread: no process read any of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -72,8 +73,7 @@ def seen(
     with Watch(folder, marked.pid, CONFIG, {OTHER_CPU}) as watch:
         sizes = ("--prompt-tokens", "4:32", "--tokens", "2:6")
         sent = load(marked, folder / "client.jsonl", "--closed", 3, "--requests", REQUESTS, *sizes)
-        watch.wait(lambda: len(watch.findings()) >= REQUESTS, 120, "explained")
-        found = watch.findings()
+        found = watch.explained((r["trace_id"] for r in sent), 120)
     wanted = {r["trace_id"] for r in sent}
     end = time.monotonic() + 20  # vLLM's own exporter sends in batches
     theirs: dict[str, dict[str, Any]] = {}
@@ -155,11 +155,10 @@ def test_a_killed_core_leaves_a_clear_state(
             watch.wait(lambda: bool(_steps(watch)), 30, "seen stepping")
             os.kill(marked.engine_core, signal.SIGKILL)
             client.wait(60)
-        watch.wait(lambda: len(watch.findings()) >= 2, 60, "explained")
+        sent = [json.loads(line)["trace_id"] for line in out.read_text().splitlines()]
+        found = watch.explained(sent, 60)
         watch.wait(lambda: marked.engine_core not in _cores(watch), 30, "rid of the core")
-        for f in watch.findings().values():
-            if f.request.route != "/v1/completions":
-                continue
+        for f in (found[t] for t in sent):
             assert f.engine is not None
             assert f.engine.steps > 0
             assert f.phases[-1].end_ns == f.request.end_ns

@@ -21,8 +21,7 @@ def findings(server: vllm.Server, tmp_path_factory: pytest.TempPathFactory) -> l
     with Watch(folder, server.pid, EXPLAIN_ALL, {OTHER_CPU}) as watch:
         sizes = ("--prompt-tokens", "16:64", "--tokens", "4:12")
         sent = load(server, folder / "client.jsonl", "--rate", 3, "--requests", 60, *sizes)
-        watch.wait(lambda: len(watch.findings()) >= len(sent), 60, "explained")
-        found = watch.findings()
+        found = watch.explained((r["trace_id"] for r in sent), 60)
     assert all(r["status"] == 200 and not r["error"] for r in sent)
     return [found[r["trace_id"]] for r in sent]
 

@@ -42,7 +42,7 @@ def sent_and_seen(
     with Watch(folder, server.pid, CONFIG.format(endpoint=receiver.endpoint), {OTHER_CPU}) as watch:
         sizes = ("--prompt-tokens", "4:8", "--tokens", "1:3")
         sent = load(server, folder / "client.jsonl", "--closed", 3, "--requests", REQUESTS, *sizes)
-        watch.wait(lambda: len(watch.findings()) >= REQUESTS, 90, "explained")
+        watch.explained((r["trace_id"] for r in sent), 90)
     end = time.monotonic() + 20  # vLLM's own exporter sends in batches
     while time.monotonic() < end and len(by_name(receiver.spans(), "llm_request")) < REQUESTS:
         time.sleep(0.5)

@@ -281,3 +281,12 @@ def test_a_head_that_was_cut_off_keeps_what_its_whole_lines_say() -> None:
     # Nor is there where a piece was lost.
     (got,) = HeadAssembler(ALLOWED).feed([piece(b"x\r\ny\r\n", last=False, offset=9), end])
     assert (got.cut, got.method, got.route, got.headers) == (True, "", "", {})
+
+
+def test_the_agents_own_feeds_are_nobodys_traffic() -> None:
+    ours = b"GET /metrics HTTP/1.1\r\nHost: x\r\nUser-Agent: whyspan/0.1\r\n\r\n"
+    theirs = ours.replace(b"whyspan/", b"curl/")
+    heads = HeadAssembler(["user-agent"])
+    assert heads.feed([piece(ours)]) == []
+    assert [h.route for h in heads.feed([piece(theirs)])] == ["/metrics"]
+    assert heads.lost == 0
