@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tests import tracefs
-from tests.bench import cost, ingest, stitch, vllm_cost
+from tests.bench import cost, ingest, plugin, stitch, vllm_cost
 from tests.demo.procs import ROOT
 
 #: Figures whose targets stand in the project's plan: name -> (limit, whether less is better).
 TARGETS: dict[str, tuple[float, bool]] = {
+    "plugin_direct_cost_ratio": (0.005, True),
     "stitched_wrong": (0, True),
     "stitched_missing": (0, True),
     "ingest_events_per_busy_s": (20e6, False),
@@ -92,6 +93,11 @@ def bench_vllm(directory: Path) -> dict[str, Any]:
     return vllm_cost.run(directory / "vllm", PAIRS["vllm"])
 
 
+def bench_plugin(directory: Path) -> dict[str, Any]:
+    """what a mark costs, and the plugin on a vLLM in a closed loop"""
+    return plugin.run(directory)
+
+
 #: Pairs of windows; ``--pairs`` changes it.
 PAIRS = {"vllm": vllm_cost.PAIRS}
 
@@ -100,6 +106,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "ingest": bench_ingest,
     "cost": bench_cost,
     "vllm": bench_vllm,
+    "plugin": bench_plugin,
 }
 
 
