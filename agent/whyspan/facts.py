@@ -13,6 +13,7 @@ from whyspan_probes.schema import Events, Schema
 from whyspan.model import Batch, CgroupFact, FdFact, ProcessFact, ThreadFact
 from whyspan.text import clean
 
+_TICK_NS: Final = 10_000_000  # USER_HZ is 100 on every architecture that Linux has a BPF JIT for
 _YIELDED: Final = 8  # flag of sched_switch_out: the thread was in sched_yield
 
 K = TypeVar("K")
@@ -176,6 +177,14 @@ class Facts:
         """Return the process that started a process; 0 when not known."""
         fact = self._processes.get(tgid)
         return 0 if fact is None else fact.parent
+
+    def started_ns(self, tgid: int) -> int:
+        """Return when a process started, to the kernel's clock tick, CLOCK_MONOTONIC ns; 0 when not known.
+
+        The kernel counts from the boot; a host that was suspended since has a difference, and servers are not.
+        """
+        fact = self._processes.get(tgid)
+        return 0 if fact is None else fact.start_ticks * _TICK_NS
 
     def tgids(self, service: str) -> frozenset[int]:
         """Return the known processes of a service."""

@@ -30,6 +30,11 @@ explain_per_s = 1000
 explain_core_ratio = 2
 ordinary_per_s = 1000
 """
+OTLP = """\
+[otlp]
+endpoint = "{endpoint}"
+protocol = "grpc"
+"""
 #: vLLM's figure for each phase, and which of ours it covers. Its prefill ends, and its decode begins, with the first
 #: token in the core; its queue begins with the QUEUED event there.
 PHASES = {
@@ -41,8 +46,9 @@ PHASES = {
 
 @pytest.fixture(scope="module")
 def marked(receiver: GrpcReceiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[vllm.Server]:
-    """A server with the plugin that sends its own spans."""
-    log = (tmp_path_factory.mktemp("marked") / "vllm.log").open("wb")
+    """A server with the plugin that sends its own spans; an agent watches its start."""
+    folder = tmp_path_factory.mktemp("marked")
+    log = (folder / "vllm.log").open("wb")
     server = vllm.start(
         free_port(),
         extra=["--otlp-traces-endpoint", receiver.endpoint],
@@ -56,7 +62,9 @@ def marked(receiver: GrpcReceiver, tmp_path_factory: pytest.TempPathFactory) -> 
         stderr=subprocess.STDOUT,
     )
     try:
-        server.wait_ready(lambda line: print(line, flush=True))
+        with Watch(folder, server.pid, OTLP.format(endpoint=receiver.endpoint)) as watch:
+            server.wait_ready(lambda line: print(line, flush=True))
+            watch.wait(lambda: bool(_named(receiver, "whyspan.engine.start")), 15, "told of the start")
         server.pin({WORKER_CPU}, {OTHER_CPU})
         yield server
     finally:
@@ -86,6 +94,25 @@ def seen(
         time.sleep(0.5)
     assert len(theirs) == len(sent) == REQUESTS
     return [found[r["trace_id"]] for r in sent], theirs
+
+
+def _named(receiver: GrpcReceiver, prefix: str) -> list[Any]:
+    return [s for s in receiver.spans() if s.name.startswith(prefix)]
+
+
+def test_the_start_is_one_trace(marked: vllm.Server, receiver: GrpcReceiver) -> None:
+    (start,) = _named(receiver, "whyspan.engine.start")
+    mine = [s for s in _named(receiver, "whyspan.engine.") if s.trace_id == start.trace_id]
+    processes = {values(s.attributes)["process.pid"]: s for s in mine if s.name == "whyspan.engine.process"}
+    assert set(processes) >= {marked.pid, marked.engine_core, marked.worker}
+    stages = {s.name.removeprefix("whyspan.engine.stage."): s for s in mine if ".stage." in s.name}
+    assert {"load_model", "kv_cache", "ready"} <= set(stages)
+    assert stages["load_model"].parent_span_id == processes[marked.worker].span_id
+    for s in mine:
+        assert start.start_time_unix_nano <= s.start_time_unix_nano <= s.end_time_unix_nano
+        assert s.end_time_unix_nano <= start.end_time_unix_nano
+    seconds = (start.end_time_unix_nano - start.start_time_unix_nano) / 1e9
+    assert 5 < seconds < 240
 
 
 def test_every_request_is_joined_with_its_engine_request(

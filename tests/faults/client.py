@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -12,12 +13,15 @@ from typing import Any
 
 from tests.demo.truth import Sent
 
+_READ = 1 << 16
+
 
 class Client:
     """Sends completions to one server and keeps what it saw of the victims'."""
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.pause_s = 0.0  # of victims, after every 64 KiB that they read: slow readers
         self.sent: list[Sent] = []
         self.traces: dict[str, list[str]] = {}  # by label, of requests that are no victims
 
@@ -27,7 +31,7 @@ class Client:
 
     async def victim(self, body: Mapping[str, Any]) -> None:
         """Do one request that is judged."""
-        self.sent.append(await self._exchange("/v1/completions", body, os.urandom(16).hex(), None))
+        self.sent.append(await self._exchange("/v1/completions", body, os.urandom(16).hex(), None, slow=True))
 
     async def other(
         self, label: str, body: Mapping[str, Any], leave: Callable[[], Awaitable[None]] | None = None
@@ -37,8 +41,23 @@ class Client:
         self.traces.setdefault(label, []).append(trace)
         return await self._exchange("/v1/completions", body, trace, leave)
 
+    async def _connect(self, slow: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if not slow:
+            return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
+        end = socket.socket()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _READ)
+        end.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", self.port))
+        return await asyncio.open_connection(sock=end, limit=_READ)
+
     async def _exchange(
-        self, path: str, body: Mapping[str, Any], trace: str, leave: Callable[[], Awaitable[None]] | None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        trace: str,
+        leave: Callable[[], Awaitable[None]] | None,
+        *,
+        slow: bool = False,
     ) -> Sent:
         data = json.dumps(body).encode()
         head = (
@@ -49,7 +68,8 @@ class Client:
         status, first = 0, 0
         writer = None
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
+            pause_s = self.pause_s if slow else 0.0
+            reader, writer = await self._connect(pause_s > 0)
             writer.write(head.encode() + data)
             await writer.drain()
             read = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
@@ -60,8 +80,10 @@ class Client:
                     read.cancel()
                     return Sent(trace, start, 0, time.monotonic_ns(), 0, "left")
             status = int((await read).split(b" ", 2)[1])
-            while data := await reader.read(1 << 16):
+            while data := await reader.read(_READ):
                 first = first or time.monotonic_ns()
+                if pause_s:
+                    await asyncio.sleep(pause_s)
                 if gone is not None and gone.done():
                     return Sent(trace, start, first, time.monotonic_ns(), status, "left")
             return Sent(trace, start, first, time.monotonic_ns(), status, "")

@@ -44,7 +44,11 @@ def lab(only: Sequence[str], console: Console) -> list[Score]:
     with ExitStack() as stack:
         stack.enter_context(tracefs.mounted())
         env = {**os.environ, "PYTHONPATH": str(ROOT / "probes" / "whyspan_inproc")}
-        server = spawn(python("tests.stubs.lab_engine", "--port", port), {REST_CPU, ENGINE_CPU}, env=env)
+        server = spawn(
+            python("tests.stubs.lab_engine", "--port", port, "--send-buffer", 1 << 16),
+            {REST_CPU, ENGINE_CPU},
+            env=env,
+        )
         stack.callback(stop, server)
         favour(server)
         wait_http(f"http://127.0.0.1:{port}/health", server)

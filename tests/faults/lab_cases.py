@@ -130,6 +130,17 @@ async def frozen(world: World) -> AsyncIterator[None]:
         os.kill(worker, signal.SIGCONT)
 
 
+@asynccontextmanager
+async def slow_readers(world: World) -> AsyncIterator[None]:
+    """Large chunks to clients that take a pause after every 64 KiB."""
+    async with fault(chunk_bytes=300_000)(world):
+        world.client.pause_s = 0.004
+        try:
+            yield
+        finally:
+            world.client.pause_s = 0.0
+
+
 def hogged(
     inner: Callable[[World], AbstractAsyncContextManager[None]] | None, nice: int
 ) -> Callable[[World], AbstractAsyncContextManager[None]]:
@@ -186,8 +197,9 @@ CASES = (
     Case(
         "frontend", ("python.frontend_saturated",), fault(many_streams, chunk_cpu_s=0.002), process("front")
     ),
+    Case("delivery", ("net.delivery",), slow_readers, per_s=4),
     Case("model", ("engine.model_changed",), fault(slow_model=4.0, dtype="float64"), process("core")),
-    Case("frozen", ("engine.frozen", "engine.liveness"), frozen, process("worker"), 5, 4, open_report=True),
+    Case("frozen", ("engine.frozen", "engine.liveness"), frozen, process("worker"), 7, 4, open_report=True),
     Case("kv+stress", ("engine.kv_preemption",), hogged(fault(hungry, blocks=150), 19), traced("hungry")),
     Case("stress+full", ("cpu.runqueue",), hogged(fault(blocks=400), -18)),
 )

@@ -102,6 +102,8 @@ def _entry(
         "config": _settings(hello.config, _MAX_SETTINGS) if hello else {},
         "model": _settings(hello.model, _MAX_MODEL) if hello else {},
         "stages": [_stage(s, stages[0].begin_ns) for s in stages],
+        "stages_from_ns": stages[0].begin_ns if stages else 0,  # CLOCK_MONOTONIC
+        "exec_ns": facts.started_ns(tgid),
         "health": health[1].status if health is not None and now_ns - health[0] < _GAUGES_NS else None,
         "steps": 0,
         "running": None,

@@ -68,6 +68,10 @@ class Resources:
         """
         return self._of(finding.request.service, finding.request.tgid, finding.process)
 
+    def of_service(self, service: str, tgid: int) -> Resource:
+        """Return the resource of a service of which no request was explained."""
+        return self._of(service, tgid, None)
+
     def whyspan(self) -> Resource:
         """Return the resource of whyspan's own metrics: one instance per host."""
         own: dict[str, Value] = {

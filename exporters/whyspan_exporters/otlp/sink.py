@@ -9,17 +9,18 @@ from typing import Any, Final
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from whyspan import clock
 from whyspan.config import Otlp
 from whyspan.model import FAILED, Finding
 
-from whyspan_exporters.otlp import metrics, sdk
+from whyspan_exporters.otlp import cold_start, metrics, sdk
 from whyspan_exporters.otlp.delivery import Delivery, Reasons, reasons
 from whyspan_exporters.otlp.figures import Figures
 from whyspan_exporters.otlp.resource import Resources
 from whyspan_exporters.otlp.sender import Sender
 from whyspan_exporters.otlp.settings import Settings, Target
 from whyspan_exporters.otlp.spans import to_spans
-from whyspan_exporters.records import Explained, Record
+from whyspan_exporters.records import Explained, Record, Status
 
 log = logging.getLogger("whyspan.otlp")
 
@@ -48,6 +49,7 @@ class OtlpSink:
         self._provider: MeterProvider | None = None
         self._local = 0
         self._seen: OrderedDict[str, int] = OrderedDict()
+        self._starts: OrderedDict[str, None] = OrderedDict()
         for target in (settings.traces, settings.metrics):
             if target:
                 sdk.load(target)  # seconds from a cold disk: not when the first finding waits
@@ -59,11 +61,24 @@ class OtlpSink:
             if isinstance(record, Explained) and self._is_known(record):
                 continue
             self._figures.add(record)
+            if isinstance(record, Status) and self._sender is not None:
+                self._cold_starts(record, self._sender)
             if isinstance(record, Explained) and self._sender is not None:
                 if self._leaves(record.finding):
                     self._sender.offer(to_spans(record, self._resources.of(record.finding)))
                 else:
                     self._local += 1
+
+    def _cold_starts(self, record: Status, sender: Sender) -> None:
+        """Send the start of each engine once, when it is ready."""
+        engines = record.status.get("engines")
+        for start in cold_start.ready(engines if isinstance(engines, list) else []):
+            if start.key not in self._starts:
+                self._starts[start.key] = None
+                while len(self._starts) > _REMEMBERED:
+                    self._starts.popitem(last=False)
+                resource = self._resources.of_service(start.service, int(start.engines[0].get("tgid") or 0))
+                sender.offer(cold_start.to_spans(start, resource, clock.offset_ns()))
 
     def flush(self) -> str:
         """Return "": a finding is durable when the store has it, and waits for nobody else."""
