@@ -134,7 +134,8 @@ ROOMY = (
     Case("prefill", ("engine.prefill_interference",), attack(long_prompts), traced("prefill"), 10, 5),
     Case(
         "costly",
-        ("engine.costly_neighbour",),
+        # The parent's id is right too: its 24 prompts are computed as well as its 24 continuations.
+        ("engine.costly_neighbour", "engine.prefill_interference"),
         attack(costly, costly),
         traced("costly"),
         10,
