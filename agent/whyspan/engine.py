@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -42,6 +43,8 @@ _OPEN_AGE_NS = 2 * _SECOND_NS
 _CARRIED = ("sched_switch_out", "sched_switch_in", "sched_wake", "fd_block")
 _CARRIED_ROWS = 8
 
+
+_Timed = TypeVar("_Timed", Mark, anonymous.Seen)
 
 #: A request to explain, why it counts as slow, and whether it is a sample of the ordinary ones.
 _Chosen = tuple[Request, str | None, bool]
@@ -142,17 +145,12 @@ class Engine:
 
     def _feed_engines(self, batch: Batch, ended: list[Request]) -> None:
         # Like everything else, marks newer than the drain wait for the next batch: their request may be in it.
-        marks = [*self._later_marks, *batch.marks]
-        marks.sort(key=lambda mark: mark.ts_ns)
-        due = bisect_right(marks, batch.now_ns, key=lambda mark: mark.ts_ns)
-        self._later_marks = marks[due:]
-        steps = [*self._later_steps, *anonymous.of_events(batch.events, self._schema)]
-        steps.sort(key=lambda step: step.ts_ns)
-        now = bisect_right(steps, batch.now_ns, key=lambda step: step.ts_ns)
-        self._later_steps = steps[now:]
+        marks, self._later_marks = _due([*self._later_marks, *batch.marks], batch.now_ns)
+        seen = anonymous.of_events(batch.events, self._schema)
+        steps, self._later_steps = _due([*self._later_steps, *seen], batch.now_ns)
         self.engines.begun(self._requests.began)
-        self.engines.seen(steps[:now])
-        self.engines.feed(marks[:due], self.facts, batch.now_ns)
+        self.engines.seen(steps)
+        self.engines.feed(marks, self.facts, batch.now_ns)
         self.engines.ended(ended)
         exits = self._schema.select(batch.events, "sched_exit")
         for tgid, ts_ns in exits[exits["aux"] == 1][["tgid", "ts_ns"]].tolist() if len(exits) else ():
@@ -366,6 +364,13 @@ class Engine:
             request, end_ns=now_ns, end_tid=request.end_tid or request.start_tid, outcome="open"
         )
         return self._explain(seen, reason, self._long.get((request.cookie, request.seq)))[0]
+
+
+def _due(items: list[_Timed], now_ns: int) -> tuple[list[_Timed], list[_Timed]]:
+    """Part what is due from what is newer, each by time."""
+    items.sort(key=lambda item: item.ts_ns)
+    due = bisect_right(items, now_ns, key=lambda item: item.ts_ns)
+    return items[:due], items[due:]
 
 
 def _close(chosen: list[_Chosen]) -> list[list[_Chosen]]:

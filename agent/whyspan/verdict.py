@@ -60,9 +60,8 @@ def explain(  # noqa: PLR0917
         ctx: The context the path was classified in.
     """
     usual = baseline.usual(request)
-    engine = (
-        ctx.engine.of(request) if ctx.engine is not None else None
-    )  # the context may be that of its last slice
+    # The context may be that of its last slice.
+    engine = ctx.engine.of(request) if ctx.engine is not None else None
     usual_ms = {c: median for c, (median, _) in usual.causes.items()} if usual is not None else {}
     wall_ns = max(request.end_ns - request.start_ns, 0)
     not_known = sum(s.end_ns - s.start_ns for s in classified.segments if s.state == UNKNOWN_STATE)

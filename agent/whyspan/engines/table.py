@@ -60,7 +60,6 @@ class _Core:
         self.done_ns = 0  # when the last step was done
         self.blocked: tuple[int, str] = (0, "")  # who is first in the queue and was passed over, and why
         self.ended_ns = 0  # the process ended
-        self.evicted = 0
         self.counts: Counter[str] = Counter()
         self.templates: Counter[str] = Counter()  # prompts by tag
         self.runs: anonymous.Runs | None = None  # of an engine that names no requests
@@ -119,16 +118,22 @@ class EngineTable:
         """Take in steps that name no requests, in order of time. An engine that names them does not need it."""
         for s in steps:
             core = self._core(s.tgid, s.ts_ns)
-            if core.runs is None:
-                if core.steps or core.jobs:
-                    continue
-                core.runs = anonymous.Runs()
+            runs = self._runs(core)
+            if runs is None:
+                continue
             core.engine = s.engine
-            new, ended = core.runs.take(s)
+            new, ended = runs.take(s)
             if new is not None:
                 self._insert(core, new)
             for step in ended:
                 self._ran(core, step)
+
+    @staticmethod
+    def _runs(core: _Core) -> anonymous.Runs | None:
+        """The steps of a core that name no requests; None of one that names them."""
+        if core.runs is None and not core.steps and not core.jobs:
+            core.runs = anonymous.Runs()
+        return core.runs
 
     def _insert(self, core: _Core, step: StepRun) -> None:
         """Put in a step; of those told of at their end one may have begun before another."""
@@ -184,9 +189,10 @@ class EngineTable:
         for r in requests:
             self.turns.ended(r)
             if r.outcome in ("reset", "killed"):
-                self._left.put((r.cookie, r.seq), r.left_ns or r.end_ns)
+                left_ns = r.left_ns or r.end_ns
+                self._left.put((r.cookie, r.seq), left_ns)
                 for job in self._by_connection.get((r.cookie, r.seq)) or ():
-                    job.client_left_ns = job.client_left_ns or r.left_ns or r.end_ns
+                    job.client_left_ns = job.client_left_ns or left_ns
 
     def gone(self, tgid: int, ts_ns: int) -> None:
         """A process ended: its steps in progress will not end."""
@@ -304,8 +310,7 @@ class EngineTable:
 
     def alive(self, core: int) -> int:
         """Return how many jobs of a core are not finished."""
-        found = self._cores.get(core)
-        return len(found.alive) if found is not None else 0
+        return len(self.live_jobs(core))
 
     def live_jobs(self, core: int) -> list[Job]:
         """Return the jobs of a core that are not finished."""
@@ -708,13 +713,12 @@ class EngineTable:
 
     def _cache_changed(self, mark: Mark, body: m.CacheChanged, _: Facts) -> None:
         core = self._core(mark.tgid, mark.ts_ns)
-        if core.runs is None:
-            if core.steps or core.jobs:
-                return
-            core.runs = anonymous.Runs()
-            core.engine = anonymous.TRANSFORMERS
+        runs = self._runs(core)
+        if runs is None:
+            return
+        core.engine = core.engine or anonymous.TRANSFORMERS
         if body.used_blocks + body.free_blocks:
-            core.runs.kv = body.used_blocks, body.free_blocks, body.cached_blocks
+            runs.kv = body.used_blocks, body.free_blocks, body.cached_blocks
 
     def _span_on(self, mark: Mark, body: m.SpanOn, _: Facts) -> None:
         self.spans.add(mark, body)
