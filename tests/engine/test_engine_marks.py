@@ -175,7 +175,8 @@ def test_a_killed_core_leaves_a_clear_state(
     with Watch(tmp_path, marked.pid, CONFIG, {OTHER_CPU}) as watch:
         out = tmp_path / "client.jsonl"
         base = ("--port", marked.port, "--out", out, "--api", "vllm", "--model", vllm.NAME)
-        sizes = ("--prompt-tokens", "16:32", "--tokens", "400:500")
+        # Long enough to be under way still when they have been seen to be.
+        sizes = ("--prompt-tokens", "16:32", "--tokens", "1800:1900")
         with subprocess.Popen(
             python("tests.demo.load", *base, "--closed", 2, "--requests", 2, *sizes)
         ) as client:

@@ -116,8 +116,10 @@ class Runs:
             self._over.put(seen.tid, 1)
             if last is not None and last.begin_ns >= begin_ns:  # its passes were seen
                 first = self._first.get(seen.tid)
-                if first is not None and first.counts is not None and first.begin_ns >= begin_ns:
-                    first.counts = first.counts._replace(called_ns=begin_ns)
+                # The last one too: the first may have been forgotten when somebody asks whether the call is over.
+                for step in (first, last):
+                    if step is not None and step.counts is not None and step.begin_ns >= begin_ns:
+                        step.counts = step.counts._replace(called_ns=begin_ns)
                 return None, ended
         self._number += 1
         step = StepRun(

@@ -160,7 +160,16 @@ def calls(steps: Iterable[StepRun], turns: Sequence[Turn]) -> list[Call]:
             out.append(call)
         call.steps.append(step)
         call.end_ns = step.done_ns
+    for call in latest.values():
+        if not _over(call):
+            call.end_ns = 0
     return out
+
+
+def _over(call: Call) -> bool:
+    """Whether the latest call of a thread may have ended: it has not, if its engine tells of ends and told of none."""
+    counts = call.steps[-1].counts
+    return counts is None or bool(counts.context or counts.called_ns) or counts.whole or counts.shared
 
 
 def _may_be_next(counts: Counts) -> bool:
