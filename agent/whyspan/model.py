@@ -198,8 +198,17 @@ class RuledOut(msgspec.Struct, frozen=True):
     check: str
 
 
+class Ranked(msgspec.Struct, frozen=True, kw_only=True):
+    """Another cause of the same slow request, behind the verdict's."""
+
+    cause: str
+    excess_ms: float
+    share: float
+    culprit: Culprit = Culprit()
+
+
 class Verdict(msgspec.Struct, kw_only=True):
-    """Why a request was slow, in one sentence and in numbers."""
+    """Why a request was slow, in one sentence and in numbers. ``others``: more causes with excess, the greatest first."""
 
     cause: str = UNKNOWN
     excess_ms: float = 0.0
@@ -209,6 +218,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     sentence: str = ""
     evidence: list[str] = []
     fix: str = ""
+    others: list[Ranked] = []
 
 
 class PhaseTime(msgspec.Struct, frozen=True, array_like=True):

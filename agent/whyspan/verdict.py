@@ -9,13 +9,15 @@ from whyspan.baseline import Baseline, Usual, latency_ms, ttft_ms
 from whyspan.causes import Classified, Context, Rule, rule_out, rules
 from whyspan.causes import engine_model_changed as changed
 from whyspan.engines import summary
-from whyspan.model import FAILED, UNFINISHED, UNKNOWN, Culprit, Finding, Request, Verdict
+from whyspan.model import FAILED, UNFINISHED, UNKNOWN, Culprit, Finding, Ranked, Request, Verdict
 from whyspan.timeline import UNKNOWN_STATE
 
 #: A cause that explains less than this share of the excess, while usual work explains more, is not claimed.
 FLOOR_SHARE: Final = 0.25
 #: No cause is claimed for less.
 FLOOR_MS: Final = 1.0
+#: Causes listed behind the first.
+MAX_OTHERS: Final = 4
 #: Greatest confidence without a baseline.
 NO_BASELINE_CONFIDENCE: Final = 0.5
 # Lost events halve the confidence at this share of those seen.
@@ -160,6 +162,16 @@ def _verdict(
             evidence.append(f"also {other}: {ms:.1f} ms of excess")
     if lost_events:
         evidence.append(f"{lost_events} events were lost in the window")
+    others = [
+        Ranked(
+            cause=other,
+            excess_ms=ms,
+            share=min(ms / total, 1.0),
+            culprit=classified.culprits.get(other, Culprit()),
+        )
+        for ms, other in real[1:]
+        if ms >= FLOOR_MS
+    ]
     return Verdict(
         cause=cause,
         excess_ms=excess,
@@ -169,6 +181,7 @@ def _verdict(
         sentence=_sentence(phase, by_id[cause], excess, culprit, usual),
         evidence=evidence,
         fix=by_id[cause].fix,
+        others=others[:MAX_OTHERS],
     )
 
 

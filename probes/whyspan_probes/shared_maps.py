@@ -11,7 +11,7 @@ from whyspan_probes.libbpf import BPF_MAP_TYPE_ARRAY_OF_MAPS, MapCreateOpts, che
 from whyspan_probes.rings import RECORD_BYTES, BlobRing, DropCounters, EventRing, create_ring
 
 MAX_SHARDS = 64  # whyspan.bpf.h
-MAX_KINDS = 256
+MAX_KINDS = 1024
 MAX_WATCHED = 2048
 _BPF_MAP_TYPE_HASH, _BPF_MAP_TYPE_PERCPU_ARRAY = 1, 6
 _BPF_F_NO_PREALLOC = 1

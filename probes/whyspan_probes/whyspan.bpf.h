@@ -17,7 +17,7 @@
 #endif
 
 #define WHYSPAN_MAX_SHARDS 64
-#define WHYSPAN_MAX_KINDS 256
+#define WHYSPAN_MAX_KINDS 1024
 #define WHYSPAN_MAX_WATCHED 2048 /* its buckets stay within 32 KiB, which the kernel keeps in huge pages */
 
 /* Task flags, include/linux/sched.h; not in BTF because they are macros. */
