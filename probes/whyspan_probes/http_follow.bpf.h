@@ -269,17 +269,11 @@ static long response_step(__u32 i, struct walk *w)
 	}
 }
 
-static __always_inline void http_recv(const struct op *op, struct conn *c, __u64 now, __u64 id)
+/* Follow a receive whose buffers and arrival `s` knows; `readable`: its bytes can be read. */
+static __always_inline void follow_recv(struct scan *s, const struct op *op, struct conn *c, bool readable)
 {
-	struct scan *s = the_scan();
 	struct walk w = { .scan = s, .conn = c };
-	bool readable;
 
-	if (!s)
-		return;
-	begin_scan(s, op, now, id);
-	take_arrival(s, op->sock_key, op->left);
-	readable = find_buffers(s);
 	if (!c || c->in.state == HTTP_FOREIGN) {
 		struct conn fresh = {};
 
@@ -291,6 +285,7 @@ static __always_inline void http_recv(const struct op *op, struct conn *c, __u64
 				c->in_seq + 1; /* never reuse a number of this connection */
 		}
 		fresh.in.state = fresh.out.state = HTTP_IDLE;
+		fresh.tls = s->tls;
 		bpf_map_update_elem(&sockets_conns, &op->key, &fresh, BPF_ANY);
 		w.conn = c = bpf_map_lookup_elem(&sockets_conns, &op->key);
 		if (!c)
@@ -309,6 +304,14 @@ static __always_inline void http_recv(const struct op *op, struct conn *c, __u64
 	} else if (c->in.state == HTTP_HEAD) {
 		emit_piece(s, c, 0);
 	}
+}
+
+static __always_inline void http_recv(struct scan *s, const struct op *op, struct conn *c, __u64 now,
+				      __u64 id)
+{
+	begin_scan(s, op, now, id);
+	take_arrival(s, op->sock_key, op->left);
+	follow_recv(s, op, c, find_buffers(s));
 }
 
 /*
@@ -345,15 +348,11 @@ static __always_inline bool whole_chunk(struct scan *s, struct conn *c)
 	return true;
 }
 
-static __always_inline void http_send(const struct op *op, struct conn *c, __u64 now, __u64 id)
+/* Follow a send whose buffers `s` knows. */
+static __always_inline void follow_send(struct scan *s, struct conn *c)
 {
-	struct scan *s = the_scan();
 	struct walk w = { .scan = s, .conn = c };
 
-	if (!s || c->out.state == HTTP_FOREIGN)
-		return;
-	begin_scan(s, op, now, id);
-	find_buffers(s);
 	if (!whole_chunk(s, c))
 		bpf_loop(MAX_STEPS, response_step, &w, 0);
 	if (s->body_bytes) {
@@ -366,4 +365,14 @@ static __always_inline void http_send(const struct op *op, struct conn *c, __u64
 		c->out.state = HTTP_FOREIGN;
 		c->in.state = HTTP_FOREIGN;
 	}
+}
+
+static __always_inline void http_send(struct scan *s, const struct op *op, struct conn *c, __u64 now,
+				      __u64 id)
+{
+	if (c->out.state == HTTP_FOREIGN)
+		return;
+	begin_scan(s, op, now, id);
+	find_buffers(s);
+	follow_send(s, c);
 }

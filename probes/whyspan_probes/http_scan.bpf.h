@@ -28,6 +28,8 @@ struct conn {
 	__u32 out_seq;	    /* responses ended */
 	__u32 chunks;
 	__u32 response_bytes;
+	__u32 tls; /* 1 = followed where it is in the clear, at the TLS library */
+	__u32 _pad;
 };
 
 struct {
@@ -75,7 +77,8 @@ struct scan {
 	__u32 window_at; /* text[] holds the bytes from here */
 	__u32 window_bytes;
 	__u32 body_bytes; /* of this operation */
-	__u32 broken;
+	__u16 broken;
+	__u16 tls; /* 1 = from the TLS library */
 };
 
 struct {
@@ -212,7 +215,7 @@ static __always_inline void begin_scan(struct scan *s, const struct op *op, __u6
 	s->now = now;
 	s->pos = 0;
 	s->end = op->bytes;
-	s->window_at = s->window_bytes = s->body_bytes = s->broken = 0;
+	s->window_at = s->window_bytes = s->body_bytes = s->broken = s->tls = 0;
 	s->piece.cookie = op->key;
 	s->piece.tid = (__u32)id;
 	s->piece.tgid = id >> 32;

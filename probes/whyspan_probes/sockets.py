@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from whyspan_probes.probe import Cost, Hook, Probe
+from whyspan_probes.probe import Cost, Hook, Probe, UserHook
 
 _CALLS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg", "sendfile64")
+#: OpenSSL and what keeps its interface (LibreSSL, BoringSSL): a library, or linked into Python or its module _ssl.
+_TLS_LIBRARY = r"/(libssl[^/]*\.so[^/]*|_ssl\.[^/]*\.so|libpython3[^/]*\.so[^/]*|python3[.\d]*)$"
+#: In the order of ``enum tls_function``.
+_TLS_CALLS = {"SSL_read": 0, "SSL_read_ex": 1, "SSL_write": 2, "SSL_write_ex": 3}
+_HANDSHAKE = {"SSL_do_handshake": 0}
 _NO_HEADS = "heads of requests are unread if the kernel's stacks are not 16 KiB"
 _DATA = {
     "aux": "address family: 1 unix, 2 and 10 internet",
@@ -15,6 +20,11 @@ _DATA = {
     "lport": "local port",
     "rport": "remote port",
 }
+
+
+def _both(name: str) -> tuple[str, str]:
+    return f"sockets_tls_{name}_multi", f"sockets_tls_{name}_perf"
+
 
 PROBE = Probe(
     name="sockets",
@@ -34,6 +44,13 @@ PROBE = Probe(
         Hook("arrival", (("sockets_arrival_tp",), ("sockets_arrival_raw",)), required=False),
         Hook("state", (("sockets_state_tp",), ("sockets_state_raw",)), required=False),
         Hook("reset", (("sockets_reset_tp",), ("sockets_reset_raw",)), required=False),
+    ),
+    user_hooks=(
+        # The returns first: an entry whose return is not hooked would be taken for the next call's.
+        UserHook("tls_end", _TLS_LIBRARY, _TLS_CALLS, _both("return"), required=False),
+        UserHook("tls", _TLS_LIBRARY, _TLS_CALLS, _both("entry"), required=False),
+        UserHook("tls_handshake_end", _TLS_LIBRARY, _HANDSHAKE, _both("shaken"), required=False),
+        UserHook("tls_handshake", _TLS_LIBRARY, _HANDSHAKE, _both("shake"), required=False),
     ),
     events={
         "sock_recv": _DATA,
@@ -72,9 +89,17 @@ PROBE = Probe(
             "rport": "remote port",
             "first_ns": "when an unread request reached the socket",
         },
+        "tls_handshake": {
+            "begin_ns": "when the first call of it was made",
+            "cookie": "connection, 0 not known",
+            "session": "which session, opaque",
+            "calls": "calls of SSL_do_handshake",
+            "lport": "local port",
+            "rport": "remote port",
+        },
     },
     cost=Cost.PER_UNIT,
     joins="connection cookie and request number",
-    needs="sock_recv_length (6.3) or syscall tracepoints; bpf_loop (5.17)",
+    needs="sock_recv_length (6.3) or syscall tracepoints; bpf_loop (5.17); for HTTPS user return probes",
     config={"data": "1 = record every send and receive", "http": "1 = follow HTTP requests"},
 )

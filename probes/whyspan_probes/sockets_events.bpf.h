@@ -3,7 +3,7 @@
 #pragma once
 
 WHYSPAN_KINDS(sockets, KIND_sock_recv, KIND_sock_send, KIND_http_response_head, KIND_http_response_end,
-	      KIND_sock_state, KIND_http_head_lost);
+	      KIND_sock_state, KIND_http_head_lost, KIND_tls_handshake);
 
 struct sock_recv {
 	struct whyspan_head head; /* aux = family; ts_ns = end of the operation */
@@ -78,6 +78,17 @@ struct http_head_lost {
 	__u64 first_ns; /* when its first byte reached the socket; only of the third */
 };
 WHYSPAN_EVENT(http_head_lost);
+
+struct tls_handshake {
+	struct whyspan_head head; /* ts_ns = its end */
+	__u64 begin_ns;
+	__u64 cookie;  /* of the connection whose data ended it; 0 not known */
+	__u64 session; /* opaque name of the session's object */
+	__u32 calls;   /* into the library: one if it blocks, else one for each flight */
+	__u16 lport;
+	__u16 rport;
+};
+WHYSPAN_EVENT(tls_handshake);
 
 /* A piece of a request head on the blob ring, followed by `bytes` bytes of text. */
 struct http_piece {
