@@ -86,6 +86,14 @@ _PAYLOADS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 _PAYLOADS["sock_send"] = _PAYLOADS["sock_recv"]
+_PAYLOADS["tls_handshake"] = [
+    ("begin_ns", "<u8"),
+    ("cookie", "<u8"),
+    ("session", "<u8"),
+    ("calls", "<u4"),
+    ("lport", "<u2"),
+    ("rport", "<u2"),
+]
 _PAYLOADS["edge_read"] = _PAYLOADS["edge_write"]
 
 SCHEMA = Schema(
