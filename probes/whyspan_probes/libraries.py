@@ -189,7 +189,7 @@ def _state(error: OSError, tgid: int, proc: Path) -> State:
     return State.MISSING if (proc / str(tgid)).exists() else State.GONE
 
 
-class _Bounded:
+class Bounded:
     """A file of which no more than so many bytes are ever read, in all."""
 
     def __init__(self, file: IO[bytes] | RawIOBase, budget: int) -> None:
@@ -209,7 +209,7 @@ def build_id(file: IO[bytes] | RawIOBase) -> str:
     from elftools.elf.segments import NoteSegment
 
     try:
-        bounded: Any = _Bounded(file, _MAX_ELF_READ)
+        bounded: Any = Bounded(file, _MAX_ELF_READ)
         for segment in ELFFile(bounded).iter_segments("PT_NOTE"):
             if isinstance(segment, NoteSegment):
                 for note in segment.iter_notes():

@@ -50,6 +50,11 @@ class UserHook:
         thrown_to: of a hook at the return: the functions by which an exception of C++ would leave the library; whoever
             uses one and can catch gets no such hook, see ``catchers``. Empty: those of ``symbols``.
         required: a file that matches should have one of the symbols; without it, having none is nothing to report.
+        notes: USDT notes to hook besides, as provider:name, each with its number; their semaphores are raised. The
+            cookie says where the first argument lies, too, see ``usdt``.
+        unless: a note; a file that has it is left to another hook.
+        defines: a symbol; a file that does not define it is none of the hook's business.
+        first: only the first of ``symbols`` that a file has is hooked: one calls the other.
 
     A program must ask ``whyspan_is_watched`` first: a hook at the entry is for all processes that map the file.
     """
@@ -61,6 +66,10 @@ class UserHook:
     semaphore: str = ""
     thrown_to: tuple[str, ...] = ()
     required: bool = True
+    notes: Mapping[str, int] = field(default_factory=dict)
+    unless: str = ""
+    defines: str = ""
+    first: bool = False
 
 
 @dataclass(frozen=True)

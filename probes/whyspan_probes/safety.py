@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
+from typing import Final
 
+from whyspan_probes import libraries
 from whyspan_probes.features import kernel_version
 
 
@@ -26,6 +29,20 @@ def has_shadow_stack(tgid: int, proc: Path = Path("/proc")) -> bool:
     except OSError:
         return False
     return any(line.startswith("x86_Thread_features:") and "shstk" in line for line in text.splitlines())
+
+
+#: Libraries that copy parts of a thread's stack away and back, under the feet of whoever is to return to them.
+_MOVERS: Final = re.compile(r"/_greenlet[^/]*\.so")
+
+
+def moves_stacks(tgid: int, proc: Path = Path("/proc")) -> str:
+    """Return the library by which a process switches stacks that share one place (greenlet), or an empty string.
+
+    The kernel keeps a thread's pending returns in order of its stack; a return that another stack was laid over is
+    forgotten, and going there ends the process.
+    """
+    found = libraries.find(tgid, _MOVERS, proc)
+    return found[0].name if found else ""
 
 
 def refuse_user_probe(

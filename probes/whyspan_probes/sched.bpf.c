@@ -19,6 +19,11 @@
 #define FLAG_CALL_VALID 4u
 #define FLAG_YIELDED 8u
 
+#define STOLEN_VECTORS 0x7cu /* NET_TX, NET_RX, BLOCK, IRQ_POLL, TASKLET. include/linux/interrupt.h */
+
+#define TICK_NS 4000000ULL /* CONFIG_HZ=250, until it is measured */
+#define ENOUGH_TICKS 100
+
 #define BLOCKED_STATES 0x3u /* TASK_INTERRUPTIBLE | TASK_UNINTERRUPTIBLE */
 #define STOPPED_STATES 0xcu /* __TASK_STOPPED | __TASK_TRACED */
 
@@ -44,6 +49,10 @@ struct irq_state {
 	__u8 hardirq;
 	__u8 softirq; /* vector + 1 */
 	__u8 _pad;
+	__u32 _pad2;
+	__u64 jiffies;	     /* when the soft interrupt began */
+	__u64 first_ns;	     /* of two readings of both clocks: */
+	__u64 first_jiffies; /* how long a tick is */
 };
 
 struct {
@@ -371,26 +380,95 @@ int BPF_PROG(sched_exit_raw, struct task_struct *p)
 	return on_exit(true, p);
 }
 
-#define IRQ_MARK(attach, name, tracepoint, field, value)                                                     \
+/*
+ * A soft interrupt runs on top of whoever has the CPU and takes its time. Two readings of the clock would
+ * treble what these hooks cost, so they read the tick's counter: a soft interrupt that a tick falls into
+ * took, on average, as many ticks as it saw. Those that ticks themselves raise (timers, scheduler, RCU) are
+ * left out.
+ */
+static __always_inline void stole(const bool raw, struct irq_state *irq, __u32 vec)
+{
+	__u64 jiffies = bpf_jiffies64(), ticks = jiffies - irq->jiffies, now, tick_ns = TICK_NS;
+	struct whyspan_call call = { .nr = -2 };
+	struct sched_stolen *e;
+	__u64 id;
+
+	if (!ticks || !(STOLEN_VECTORS >> vec & 1))
+		return;
+	id = bpf_get_current_pid_tgid();
+	if (!whyspan_is_watched(id >> 32))
+		return;
+	now = bpf_ktime_get_ns();
+	if (!irq->first_ns) {
+		irq->first_ns = now;
+		irq->first_jiffies = jiffies;
+	} else if (jiffies - irq->first_jiffies >= ENOUGH_TICKS) {
+		tick_ns = (now - irq->first_ns) / (jiffies - irq->first_jiffies);
+	}
+	read_call(raw, raw ? (struct task_struct *)bpf_get_current_task() : bpf_get_current_task_btf(),
+		  &call);
+	e = whyspan_reserve(KIND_sched_stolen, now, (__u32)id, id >> 32, vec);
+	if (!e)
+		return;
+	e->stolen_ns = ticks * tick_ns;
+	e->syscall_nr = call.nr;
+	e->_pad = 0;
+	e->_pad2[0] = e->_pad2[1] = 0;
+	whyspan_submit(e);
+}
+
+static __always_inline int on_hrtimer(__u8 on)
+{
+	__u32 zero = 0;
+	struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);
+
+	if (irq)
+		irq->hrtimer = on;
+	return 0;
+}
+
+static __always_inline int on_hardirq(__u8 on)
+{
+	__u32 zero = 0;
+	struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);
+
+	if (irq)
+		irq->hardirq = on;
+	return 0;
+}
+
+static __always_inline int on_softirq(const bool raw, bool on, __u32 vec)
+{
+	__u32 zero = 0;
+	struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);
+
+	if (!irq)
+		return 0;
+	irq->softirq = on ? vec + 1 : 0;
+	if (on)
+		irq->jiffies = bpf_jiffies64();
+	else if (irq->jiffies)
+		stole(raw, irq, vec);
+	return 0;
+}
+
+#define IRQ_HOOK(attach, name, tracepoint, call)                                                             \
 	SEC(attach "/" tracepoint)                                                                           \
 	int BPF_PROG(name, unsigned int vec)                                                                 \
 	{                                                                                                    \
-		__u32 zero = 0;                                                                              \
-		struct irq_state *irq = bpf_map_lookup_elem(&sched_irq, &zero);                              \
-                                                                                                             \
-		if (irq)                                                                                     \
-			irq->field = (value);                                                                \
-		return 0;                                                                                    \
+		return call;                                                                                 \
 	}
-#define IRQ_MARKS(name, tracepoint, field, value)                                                            \
-	IRQ_MARK("tp_btf", name, tracepoint, field, value)                                                   \
-	IRQ_MARK("raw_tp", name##_raw, tracepoint, field, value)
+#define IRQ_HOOKS(name, tracepoint, call)                                                                    \
+	IRQ_HOOK("tp_btf", name, tracepoint, call)                                                           \
+	IRQ_HOOK("raw_tp", name##_raw, tracepoint, call)
 
-IRQ_MARKS(sched_hrtimer_enter, "hrtimer_expire_entry", hrtimer, 1)
-IRQ_MARKS(sched_hrtimer_exit, "hrtimer_expire_exit", hrtimer, 0)
-IRQ_MARKS(sched_hardirq_enter, "irq_handler_entry", hardirq, 1)
-IRQ_MARKS(sched_hardirq_exit, "irq_handler_exit", hardirq, 0)
-IRQ_MARKS(sched_softirq_enter, "softirq_entry", softirq, vec + 1)
-IRQ_MARKS(sched_softirq_exit, "softirq_exit", softirq, 0)
+IRQ_HOOKS(sched_hrtimer_enter, "hrtimer_expire_entry", on_hrtimer(1))
+IRQ_HOOKS(sched_hrtimer_exit, "hrtimer_expire_exit", on_hrtimer(0))
+IRQ_HOOKS(sched_hardirq_enter, "irq_handler_entry", on_hardirq(1))
+IRQ_HOOKS(sched_hardirq_exit, "irq_handler_exit", on_hardirq(0))
+IRQ_HOOK("tp_btf", sched_softirq_enter, "softirq_entry", on_softirq(false, true, vec))
+IRQ_HOOK("tp_btf", sched_softirq_exit, "softirq_exit", on_softirq(false, false, vec))
+IRQ_HOOK("raw_tp", sched_softirq_enter_raw, "softirq_entry", on_softirq(true, true, vec))
+IRQ_HOOK("raw_tp", sched_softirq_exit_raw, "softirq_exit", on_softirq(true, false, vec))
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

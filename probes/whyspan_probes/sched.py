@@ -71,6 +71,11 @@ PROBE = Probe(
             "flags": "its task flags",
             "ppid": "its parent process",
         },
+        "sched_stolen": {
+            "aux": "vector of the soft interrupt that took time from the running thread",
+            "stolen_ns": "about how much: the ticks that fell into it, ns",
+            "syscall_nr": "system call that the thread was in, -1 or less: none",
+        },
     },
     cost=Cost.IDLE_FREE,
     joins="thread on the request's critical path",

@@ -3,7 +3,7 @@
 #pragma once
 
 WHYSPAN_KINDS(sched, KIND_sched_switch_out, KIND_sched_switch_in, KIND_sched_wake, KIND_sched_fork,
-	      KIND_sched_exec, KIND_sched_exit, KIND_sched_name);
+	      KIND_sched_exec, KIND_sched_exit, KIND_sched_name, KIND_sched_stolen);
 
 struct sched_switch_out {
 	struct whyspan_head head; /* aux = prev_state */
@@ -72,3 +72,12 @@ struct sched_name {
 	__u32 ppid;
 };
 WHYSPAN_EVENT(sched_name);
+
+struct sched_stolen {
+	struct whyspan_head head; /* subject: the thread that had the CPU; ts_ns = end; aux = vector */
+	__u64 stolen_ns;
+	__s32 syscall_nr;
+	__u32 _pad;
+	__u64 _pad2[2];
+};
+WHYSPAN_EVENT(sched_stolen);

@@ -107,6 +107,16 @@ def named(fd: int, names: Iterable[str], machine: str = platform.machine()) -> s
     return found
 
 
+def loads(fd: int, machine: str = platform.machine()) -> list[tuple[int, int, int]]:
+    """Return (offset, address, size in the file) of each segment that is loaded.
+
+    Raises:
+        ElfError: as ``find``.
+        OSError: it cannot be read.
+    """
+    return [(o, a, n) for o, a, n in _tables(fd, machine).loads]
+
+
 def _tables(fd: int, machine: str) -> _Tables:
     header = _read(fd, 64, 0)
     if header[:6] != b"\x7fELF\x02\x01":

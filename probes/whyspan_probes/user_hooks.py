@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whyspan_probes import libbpf as lb
-from whyspan_probes import symbols
+from whyspan_probes import symbols, usdt
 from whyspan_probes.catchers import who_may_catch
 from whyspan_probes.features import read_features
 from whyspan_probes.mapped_files import Key, MappedFile
 from whyspan_probes.probe import UserHook
-from whyspan_probes.safety import refuse_user_probe
+from whyspan_probes.safety import moves_stacks, refuse_user_probe
 from whyspan_probes.state import FileState
 
 _MAX_PROCESSES_SHOWN = 16
@@ -65,8 +65,21 @@ class _Place(NamedTuple):
     tgid: int
 
 
+class _Spot(NamedTuple):
+    """Where a hook is in the file, what its program is told there, and the semaphore to raise (0: none)."""
+
+    name: str
+    offset: int
+    cookie: int
+    semaphore: int
+
+
 class _Refused(Exception):
     """Why a hook was not attached to a file."""
+
+
+class _Unwanted(_Refused):
+    """The file is not one that the hook is for."""
 
 
 class _Absent(_Refused):
@@ -141,7 +154,9 @@ class UserHooks:
 
     def _state(self, place: _Place, file: MappedFile) -> FileState | None:
         outcome, tgid = self._outcomes[place], place.tgid
-        if outcome.state == "absent" and not self._hooks[place.hook].declared.required:
+        if outcome.state == "unwanted" or (
+            outcome.state == "absent" and not self._hooks[place.hook].declared.required
+        ):
             return None
         processes = [tgid] if tgid != _EVERYBODY else sorted(file.processes)[:_MAX_PROCESSES_SHOWN]
         return FileState(
@@ -165,17 +180,18 @@ class UserHooks:
             if not hook.programs:
                 raise _Refused("no program of it is loaded")
             with self._open(file, tgid) as fd:
-                places, semaphore = self._resolve(hook.declared, fd)
+                spots = self._resolve(hook.declared, fd)
                 for program in hook.programs:
                     why = self._unsafe(hook.declared, program, file, tgid)
                     if not why:
-                        outcome.links, why = _link(
-                            program, f"/proc/self/fd/{fd}", places.values(), semaphore, tgid
-                        )
+                        outcome.links, why = _link(program, f"/proc/self/fd/{fd}", spots, tgid)
                     if outcome.links:
-                        outcome.state, outcome.by, outcome.symbols = "attached", program.section, list(places)
+                        names = list(dict.fromkeys(s.name for s in spots))
+                        outcome.state, outcome.by, outcome.symbols = "attached", program.section, names
                         break
                     reasons.append(f"{program.section}: {why}")
+        except _Unwanted as e:
+            outcome.state, reasons = "unwanted", [str(e)]
         except _Absent as e:
             outcome.state, reasons = "absent", [str(e)]
         except _Refused as e:
@@ -204,30 +220,36 @@ class UserHooks:
         raise _Refused(why)
 
     @staticmethod
-    def _resolve(hook: UserHook, fd: int) -> tuple[dict[str, tuple[int, int]], int]:
-        """Return (offset, cookie) of each function that the file has, and the offset of the semaphore or 0."""
+    def _resolve(hook: UserHook, fd: int) -> list[_Spot]:
+        """Return every place of the file to hook."""
         try:
-            found = symbols.find(fd, [*hook.symbols, *filter(None, [hook.semaphore])])
+            wanted = [*hook.symbols, *filter(None, [hook.semaphore, hook.defines])]
+            found = symbols.find(fd, wanted)
+            notes = usdt.find(fd, {*hook.notes, *filter(None, [hook.unless])})
         except OSError as e:
             raise _Refused(f"its symbols cannot be read: {e.strerror}") from e
         except symbols.ElfError as e:
             raise _Refused(str(e)) from e
-        places: dict[str, tuple[int, int]] = {}
-        used: set[int] = set()
+        if hook.defines and hook.defines not in found:
+            raise _Unwanted(f"it does not define {hook.defines}")
+        if hook.unless and any(n.name == hook.unless for n in notes):
+            raise _Unwanted(f"it has the note {hook.unless}")
+        semaphore = found.get(hook.semaphore)
+        spots: dict[int, _Spot] = {}  # two names of one function: once
         for name, cookie in hook.symbols.items():
             symbol = found.get(name)
-            # Two names of one function: once.
-            if symbol and symbol.function and symbol.offset not in used:
-                used.add(symbol.offset)
-                places[name] = (symbol.offset, cookie)
-        if not places:
-            raise _Absent(f"it has no function {', '.join(list(hook.symbols)[:3])}")
-        if not hook.semaphore:
-            return places, 0
-        semaphore = found.get(hook.semaphore)
-        if semaphore is None or semaphore.function or semaphore.size != 2:
+            if symbol and symbol.function and not (hook.first and spots):
+                spot = _Spot(name, symbol.offset, cookie, semaphore.offset if semaphore else 0)
+                spots.setdefault(symbol.offset, spot)
+        for note in notes:
+            if note.name in hook.notes:
+                cookie = hook.notes[note.name] | usdt.argument(note.arguments)
+                spots.setdefault(note.offset, _Spot(note.name, note.offset, cookie, note.semaphore))
+        if not spots:
+            raise _Absent(f"it has no function {', '.join([*hook.symbols, *hook.notes][:3])}")
+        if hook.semaphore and (semaphore is None or semaphore.function or semaphore.size != 2):
             raise _Refused(f"it has no 16-bit variable {hook.semaphore}")
-        return places, semaphore.offset
+        return list(spots.values())
 
     def _unsafe(self, hook: UserHook, program: Program, file: MappedFile, tgid: int) -> str:
         for process in file.processes if tgid == _EVERYBODY else (tgid,):
@@ -237,6 +259,9 @@ class UserHooks:
             if why:
                 return why
         if program.at_return:
+            mover = moves_stacks(tgid, self._proc)
+            if mover:
+                return f"{mover} moves stacks about: a return might not be found again"
             thrown = hook.thrown_to or tuple(hook.symbols)
             if (tgid, thrown) not in self._catchers:
                 self._catchers[tgid, thrown] = who_may_catch(tgid, thrown, self._proc)
@@ -246,34 +271,31 @@ class UserHooks:
         return ""
 
 
-def _link(
-    program: Program, path: str, places: Iterable[tuple[int, int]], semaphore: int, tgid: int
-) -> tuple[list[int], str]:
+def _link(program: Program, path: str, spots: Sequence[_Spot], tgid: int) -> tuple[list[int], str]:
     """Attach a program; return its links, or none and the reason."""
     lib = lb.libbpf()
     lb.take_log()
-    places = list(places)
     if program.multi:
-        n = len(places)
+        n = len(spots)
         opts = lb.UprobeMultiOpts(sz=ct.sizeof(lb.UprobeMultiOpts), cnt=n, retprobe=program.at_return)
-        opts.offsets = (ct.c_ulong * n)(*(offset for offset, _ in places))
-        opts.cookies = (ct.c_uint64 * n)(*(cookie for _, cookie in places))
-        if semaphore:
-            opts.ref_ctr_offsets = (ct.c_ulong * n)(*[semaphore] * n)
+        opts.offsets = (ct.c_ulong * n)(*(s.offset for s in spots))
+        opts.cookies = (ct.c_uint64 * n)(*(s.cookie for s in spots))
+        if any(s.semaphore for s in spots):
+            opts.ref_ctr_offsets = (ct.c_ulong * n)(*(s.semaphore for s in spots))
         link = lib.bpf_program__attach_uprobe_multi(
             program.pointer, tgid, path.encode(), None, ct.byref(opts)
         )
         return ([link], "") if link else ([], _why())
     links: list[int] = []
-    for offset, cookie in places:
+    for spot in spots:
         one = lb.UprobeOpts(
             sz=ct.sizeof(lb.UprobeOpts),
-            ref_ctr_offset=semaphore,
-            bpf_cookie=cookie,
+            ref_ctr_offset=spot.semaphore,
+            bpf_cookie=spot.cookie,
             retprobe=program.at_return,
         )
         link = lib.bpf_program__attach_uprobe_opts(
-            program.pointer, tgid, path.encode(), offset, ct.byref(one)
+            program.pointer, tgid, path.encode(), spot.offset, ct.byref(one)
         )
         if not link:
             why = _why()
