@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from whyspan.model import FAILED, UNFINISHED, Request
+from whyspan.latency import latency_ms, ttft_ms, waited_in_vain
+from whyspan.model import FAILED, Request
 
 #: Ordinary requests of a class before its figures are used.
 MIN_COUNT: Final = 50
@@ -17,6 +18,8 @@ RESERVOIR: Final = 512
 MAX_CLASSES: Final = 1024
 #: Without any figure to go by, a failed request that waited so long for its first byte is taken to be slow.
 WAITED_MS: Final = 1000.0
+#: In the reason of a request that is slow only with the time before it arrived.
+BY_SENDER: Final = "by its sender's clock"
 #: Greatest move of a figure per hour, as a share of it.
 MAX_MOVE_PER_HOUR: Final = 0.05
 
@@ -176,7 +179,7 @@ class Baseline:
             causes_ms: Its time per cause.
             ttft_causes_ms: The same up to its first byte, when known.
         """
-        if request.outcome != "ok" or request.status >= 400 or self.is_slow(request, None) is not None:
+        if request.outcome != "ok" or request.status >= 400 or self._slow_here(request, None) is not None:
             return False
         key = class_of(request)
         found = self._classes.get(key)
@@ -219,9 +222,9 @@ class Baseline:
         key = class_of(request)
         found = self._classes.get(key)
         usual = found.published() if found is not None else None
-        if request.outcome not in FAILED or (usual is not None and not _waited(request)):
+        if request.outcome not in FAILED or (usual is not None and not waited_in_vain(request)):
             return usual
-        memo = key, _waited(request)
+        memo = key, waited_in_vain(request)
         if memo not in self._like:
             if len(self._like) > MAX_CLASSES:
                 self._like.clear()
@@ -250,7 +253,41 @@ class Baseline:
         Slow is over a configured objective; without one, above its class's 99th percentile and twice its
         median. A failed request with neither to go by is slow when its first byte took, or would have taken, more
         than a second. The reason begins with ``ttft`` or ``latency``, the phase it is about.
+
+        A request that was in time here may have waited with its sender: it is slow to whoever asked, by what its
+        sender says of its start, and the reason says so.
         """
+        return self._slow_here(request, objectives) or self._slow_before(request, objectives)
+
+    def _slow_before(self, request: Request, objectives: Objectives | None) -> str | None:
+        waited, ttft = request.client_wait_ns / _MS, ttft_ms(request)
+        if waited <= 0 or request.outcome in FAILED:
+            return None
+        usual = self.usual(request)
+        for name, value, limit, p99, median in (
+            (
+                "ttft",
+                ttft + waited if ttft >= 0 else -1.0,
+                objectives.ttft_ms if objectives else 0,
+                usual.ttft_p99 if usual else 0,
+                usual.ttft_median if usual else 0,
+            ),
+            (
+                "latency",
+                latency_ms(request) + waited,
+                objectives.e2e_ms if objectives else 0,
+                usual.latency_p99 if usual else 0,
+                usual.latency_median if usual else 0,
+            ),
+        ):
+            how = f"{name} {value:.0f} ms {BY_SENDER}, {waited:.0f} ms of it before it arrived"
+            if limit and value > limit:
+                return f"{how}, over the objective of {limit:g} ms"
+            if not limit and value > p99 and value > 2 * median > 0:
+                return f"{how}, above its class's P99 of {p99:.0f} ms and twice the median of {median:.0f} ms"
+        return None
+
+    def _slow_here(self, request: Request, objectives: Objectives | None) -> str | None:
         latency, ttft = latency_ms(request), ttft_ms(request)
         if objectives is not None:
             for name, value, limit in (
@@ -314,21 +351,3 @@ def class_of(request: Request) -> str:
 
 def _bucket(n: int) -> int:
     return (max(n, 0).bit_length() + 1) // 2
-
-
-def latency_ms(request: Request) -> float:
-    """Return the request's wall time."""
-    return max(request.end_ns - request.start_ns, 0) / _MS
-
-
-def _waited(request: Request) -> bool:
-    """Return whether the request ended without a byte of an answer."""
-    return request.outcome in UNFINISHED and not (request.first_ns or request.head_ns)
-
-
-def ttft_ms(request: Request) -> float:
-    """Return the time to its first byte out, or that it waited for none; -1 when there was none and it is open."""
-    if _waited(request):
-        return latency_ms(request)
-    first = request.first_ns or request.head_ns
-    return (first - request.start_ns) / _MS if first >= request.start_ns and first else -1.0

@@ -113,6 +113,25 @@ def cpu_path_in(text: str) -> str:
     return cpu[0] if cpu else unified[-1] if unified else ""
 
 
+def memory_mounts(found: Iterable[Mount]) -> list[Mount]:
+    """Return those that may show memory limits, the likelier first: version 1's memory controller, then version 2."""
+    one = [m for m in found if m.version == 1 and "memory" in m.controllers]
+    return one + [m for m in found if m.version == 2]
+
+
+def memory_path_in(text: str) -> str:
+    """Return the path of the memory controller under version 1, else that of the unified tree; "" for neither."""
+    unified = ""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon and "memory" in controllers.split(","):
+            return path
+        if colon and not controllers:
+            unified = path
+    return unified
+
+
 def _by_controller(text: str) -> tuple[list[str], list[str], list[str]]:
     """Return the paths of the CPU controller, of version 1's others and of version 2."""
     cpu: list[str] = []
@@ -127,13 +146,13 @@ def _by_controller(text: str) -> tuple[list[str], list[str], list[str]]:
     return cpu, other, unified
 
 
-def path_of_id(cgroup_id: int, found: Iterable[Mount]) -> str:
-    """Return the path of the version 2 cgroup with this kernel id, as /proc shows paths.
+def path_of_id(cgroup_id: int, found: Iterable[Mount], version: int = 2) -> str:
+    """Return the path of the cgroup with this kernel id, as /proc shows paths, under the mounts of this version.
 
     Empty when it is gone, lies outside of what is mounted, or may not be looked up (CAP_DAC_READ_SEARCH).
     """
     for mount in found:
-        if mount.version != 2:
+        if mount.version != version:
             continue
         handle = ctypes.create_string_buffer(_HANDLE.pack(8, _FILEID_KERNFS, cgroup_id), _HANDLE.size)
         try:

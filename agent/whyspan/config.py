@@ -25,9 +25,20 @@ OVERRIDES_ENV = "WHYSPAN_OVERRIDES"
 SYSTEM_PATH = Path("/etc/whyspan/whyspan.toml")
 #: struct sockaddr_un.sun_path holds 108 bytes with its final NUL.
 _SOCKET_PATH_BYTES = 107
+#: Headers kept by default: ids, when the sender says that it began, who it is, and how often it has tried.
+HEADERS = (
+    "x-request-id",
+    "x-tenant-id",
+    "x-request-start",
+    "x-queue-start",
+    "user-agent",
+    "x-stainless-retry-count",
+    "x-envoy-attempt-count",
+)
 _MAX_TEMPLATES = 32  # each is a time series
 OTLP_PROTOCOLS = ("grpc", "http/protobuf")
 FEED_KINDS = ("kv_events", "forward_pass", "metrics", "health")
+BURST_KINDS = ("malloc", "syscalls")
 FEED_ENGINES = ("vllm", "sglang", "llama.cpp")
 
 Milliseconds = Annotated[float, Meta(ge=0)]
@@ -104,7 +115,7 @@ class Collector(_Section, frozen=True):
     budget_core_ratio: Ratio = 0.01  # of one core
     budget_target_ratio: Ratio = 0.01  # of what the targets burn
     record: str = ""
-    header_allow: tuple[str, ...] = ("x-request-id", "x-tenant-id")
+    header_allow: tuple[str, ...] = HEADERS
     template_allow: tuple[str, ...] = ()
     disable_probes: tuple[str, ...] = ()
     btf: str = ""
@@ -178,6 +189,20 @@ class Otlp(_Section, frozen=True):
             raise ValueError(f"compression {self.compression!r} is not one of gzip, none")
 
 
+class Burst(_Section, frozen=True):
+    """Bursts (``whyspan burst``) that a slow request triggers: of its culprit, one at a time."""
+
+    on_breach: tuple[str, ...] = ()  # BURST_KINDS
+    causes: tuple[str, ...] = ("lock.malloc",)
+    seconds: Annotated[float, Meta(ge=0.1, le=60)] = 2
+    min_interval_s: Annotated[float, Meta(ge=1)] = 300
+
+    def __post_init__(self) -> None:
+        for kind in self.on_breach:
+            if kind not in BURST_KINDS:
+                raise ValueError(f"on_breach has {kind!r}, which is not one of {', '.join(BURST_KINDS)}")
+
+
 class Run(_Section, frozen=True):
     """Where the daemon keeps its files."""
 
@@ -193,6 +218,7 @@ class Config(_Section, frozen=True):
     feeds: Feeds = Feeds()
     store: StoreSection = StoreSection()
     otlp: Otlp = Otlp()
+    burst: Burst = Burst()
     run: Run = Run()
 
     @property

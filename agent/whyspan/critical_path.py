@@ -9,6 +9,7 @@ import numpy as np
 from whyspan.edges import Edge, Edges
 from whyspan.engines import EngineView
 from whyspan.inbox import Inboxes, handover
+from whyspan.locks import Locks, LockWait
 from whyspan.model import UNFINISHED, Request
 from whyspan.syscalls import NOT_APPLICABLE, SEND
 from whyspan.threads import Timelines
@@ -35,6 +36,8 @@ MAX_SLICES: Final = 256
 MAX_STEPS: Final = 20_000
 # Hops allowed without time going back; more is a cycle made of lost or inconsistent events.
 _MAX_STALL: Final = 8
+# Waits for locks within waits for locks.
+_MAX_HELD: Final = 32
 _MAX_OWN_THREADS: Final = 64
 _OWN_DEPTH: Final = 3
 _OWN_WAKES_READ: Final = 256
@@ -44,10 +47,33 @@ class TilingError(Exception):
     """The segments do not tile the request: a defect in the walk, never in the events."""
 
 
+class Via(NamedTuple):
+    """A wait for a lock: of thread ``tid``, from ``start_ns`` to ``end_ns``. ``kind`` and ``library`` as in ``locks``.
+
+    ``outer`` is the wait that its waiter held up in turn.
+    """
+
+    tid: int
+    tgid: int
+    kind: str
+    address: int
+    start_ns: int
+    end_ns: int
+    library: str = ""
+    outer: Via | None = None
+
+    @property
+    def ns(self) -> int:
+        """Length of the whole wait."""
+        return self.end_ns - self.start_ns
+
+
 class PathSegment(NamedTuple):
     """A piece of the path and its raw evidence: ``wait`` of a blocked one, ``rival`` of one without a CPU.
 
-    A blocked segment whose ``wait`` was ended by a watched task is one the walk could not follow.
+    A blocked segment whose ``wait`` was ended by a watched task is one the walk could not follow. ``via`` is the wait
+    for a lock that the segment stands in place of: what the holder did meanwhile. On the waiter's own segment nobody
+    was seen to hold it.
     """
 
     start_ns: int
@@ -58,6 +84,7 @@ class PathSegment(NamedTuple):
     inferred: bool = False
     wait: Wait | None = None
     rival: Rival | None = None
+    via: Via | None = None
 
     @property
     def ns(self) -> int:
@@ -95,8 +122,9 @@ def walk(
 
     The interval is cut where the front end read it, where it handed it to another process of the service, and
     wherever the response was written to, at most 256 times; each slice is walked from its end on the thread that
-    ended it. Where the request did not come to its end, something else woke the thread that waits for it: the walk
-    goes on with the one that was at work for it, marked ``inferred``.
+    ended it. A wait for a lock is replaced by what the holder did from its start to its end; from there the walk goes
+    on with the waiter. Where the request did not come to its end, something else woke the thread that waits for it:
+    the walk goes on with the one that was at work for it, marked ``inferred``.
 
     Args:
         timelines: The window.
@@ -215,6 +243,28 @@ def own_threads(timelines: Timelines, request: Request) -> frozenset[int]:
     return frozenset(own)
 
 
+def _infer(back: list[PathSegment], since: int) -> None:
+    back[since:] = [s._replace(inferred=True) for s in back[since:]]
+
+
+def _via(tid: int, tgid: int, lock: LockWait, outer: Via | None) -> Via:
+    # Whoever had it waited for it, too, behind another: the first waiter's wait is what it is about.
+    if outer is not None and (outer.kind, outer.address, outer.tgid) == (lock.kind, lock.address, tgid):
+        return outer
+    return Via(tid, tgid, lock.kind, lock.address, lock.start_ns, lock.end_ns, lock.library, outer)
+
+
+class _Held(NamedTuple):
+    """Where the walk goes on after a wait for a lock: on the waiter, at the wait's start."""
+
+    lo: int
+    tid: int
+    tgid: int
+    via: Via | None
+    guessed_from: int
+    unsure_from: int  # from here on in what was found the holder was chosen by inference; -1 known
+
+
 class _Walk:
     """The state of one walk; ``done`` holds the finished slices, ascending."""
 
@@ -225,6 +275,7 @@ class _Walk:
         self.timelines = timelines
         self.edges = timelines.shared(Edges)
         self.inboxes = timelines.shared(Inboxes)
+        self.locks = timelines.shared(Locks)
         self.done: list[PathSegment] = []
         self.hops = 0
         self.steps = 0
@@ -249,11 +300,25 @@ class _Walk:
         awaited = marked or not (self._unfinished and hi == self._request.end_ns)
         guessed_from = -1  # from here on in `back` the thread was chosen by inference
         polled = False  # the edge is a message that a spinning thread looked for
-        while t > lo:
+        held: list[_Held] = []  # innermost last
+        via: Via | None = None
+        while t > lo or held:
+            if t <= lo:
+                if guessed_from >= 0:
+                    _infer(back, guessed_from)
+                lo, tid, tgid, via, guessed_from, unsure_from = held.pop()
+                if unsure_from >= 0:
+                    _infer(back, unsure_from)
+                edge = None
+                continue
             self.steps += 1
-            if self.steps > MAX_STEPS or stall > _MAX_STALL:
-                back.append(PathSegment(lo, t, tgid, tid, UNKNOWN_STATE))
+            if self.steps > MAX_STEPS:
+                back.append(PathSegment(held[0].lo if held else lo, t, tgid, tid, UNKNOWN_STATE))
                 break
+            if stall > _MAX_STALL:
+                back.append(PathSegment(lo, t, tgid, tid, UNKNOWN_STATE, via=via))
+                t, stall = lo, 0
+                continue
             asked = t
             thread = self.timelines.thread(tid)
             start, state, at, inferred = thread.before(t)
@@ -261,7 +326,8 @@ class _Walk:
                 thread = self.timelines.longer(tid)
                 start, state, at, inferred = thread.before(t)
             floor = max(start, lo)
-            if state == RUNNING and edge is None:
+            # Who has a lock holds others up whatever it is about: no data that came meanwhile did.
+            if state == RUNNING and edge is None and via is None:
                 edge = self._edge(tid, start, t)
                 seen = None
                 marked = self.handoffs is not None and self.handoffs.knows(tid)
@@ -283,6 +349,16 @@ class _Walk:
             hop: tuple[int, int, int] | None = None
             if state == BLOCKED:
                 wait = thread.wait(at)
+                lock = self.locks.find(tid, thread, at, wait)
+                if lock is not None and lock.holder_tid and len(held) < _MAX_HELD:
+                    held.append(_Held(lo, tid, tgid, via, guessed_from, len(back) if lock.guessed else -1))
+                    via = _via(tid, tgid, lock, via)
+                    lo, guessed_from, awaited = max(lock.start_ns, lo), -1, True
+                    tid, tgid = lock.holder_tid, lock.holder_tgid
+                    self.hops += 1
+                    stall += 1
+                    edge = None
+                    continue
                 hop = self._waker(tid, wait, t) or self._napped(tid, wait, max(start, lo), t)
                 if not awaited and (hop is None or hop[1] not in self.own):
                     # Whoever woke it did not bring what the request was waiting for.
@@ -293,17 +369,20 @@ class _Walk:
                 if hop is not None:
                     floor = max(hop[0], lo)  # on its way from the one to the other
                 if floor < t:
-                    back.append(self._blocked(PathSegment(floor, t, tgid, tid, state, inferred), wait))
+                    own = _via(tid, tgid, lock, via) if lock is not None else via
+                    back.append(
+                        self._blocked(PathSegment(floor, t, tgid, tid, state, inferred, via=own), wait)
+                    )
                     t = floor
                 edge = None
             elif state == UNKNOWN_STATE:
                 born = self._birth(tid, t) if start < 0 else None
                 if born is not None and born[0] < t:
                     since = max(born[0], lo)
-                    back.append(PathSegment(since, t, tgid, tid, WAKEUP, True))
+                    back.append(PathSegment(since, t, tgid, tid, WAKEUP, True, via=via))
                     t, hop = since, born
                 else:
-                    back.append(PathSegment(floor, t, tgid, tid, state))
+                    back.append(PathSegment(floor, t, tgid, tid, state, via=via))
                     t = floor
                 edge = None
             else:
@@ -311,19 +390,19 @@ class _Walk:
                     rival = thread.rival(at) if state != RUNNING else None
                     # Without a CPU it lost time whatever it was about; running, it may have been at something else.
                     guessed = inferred or (polled and edge is not None and state == RUNNING)
-                    back.append(PathSegment(floor, t, tgid, tid, state, guessed, rival=rival))
+                    back.append(PathSegment(floor, t, tgid, tid, state, guessed, rival=rival, via=via))
                 t = floor
                 if edge is not None and t == edge.write_ns:
                     hop, edge = (t, edge.tid, edge.tgid), None
             if hop is not None:
                 if guessed_from >= 0:
-                    back[guessed_from:] = [s._replace(inferred=True) for s in back[guessed_from:]]
+                    _infer(back, guessed_from)
                 guessed_from = len(back) if hop is guess else -1
                 self.hops += 1
                 t, tid, tgid = min(t, hop[0]), hop[1], hop[2]
             stall = stall + 1 if t >= asked else 0
         if guessed_from >= 0:
-            back[guessed_from:] = [s._replace(inferred=True) for s in back[guessed_from:]]
+            _infer(back, guessed_from)
         self.done.extend(reversed(back))
 
     def _blocked(self, piece: PathSegment, wait: Wait) -> PathSegment:

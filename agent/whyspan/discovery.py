@@ -147,6 +147,18 @@ class Discovery:
         self._again: dict[int, int] = {}  # young processes get a second look: they exec, map and listen later
         self.found: dict[int, Found] = {}
 
+    def ours(self) -> frozenset[int]:
+        """Return the agent's own processes: this one, the supervisor, its children and the helpers."""
+        own = {self._own, *self.helpers}
+        if self._supervisor:
+            own.add(self._supervisor)
+            try:
+                listed = Path(f"/proc/{self._supervisor}/task/{self._supervisor}/children").read_text()
+                own.update(int(n) for n in listed.split())
+            except (OSError, ValueError):
+                pass  # needs CONFIG_PROC_CHILDREN
+        return frozenset(own)
+
     def scan(self, pids: Iterable[int] | None = None) -> tuple[list[Found], list[int]]:
         """Return the processes that are new and those that are gone since the last scan."""
         alive = set(psutil.pids() if pids is None else pids)

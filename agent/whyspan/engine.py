@@ -16,6 +16,7 @@ from whyspan_probes.schema import EVENT, Events, Schema
 
 from whyspan import critical_path, slices, verdict
 from whyspan.baseline import Baseline, Objectives
+from whyspan.beside import Beside
 from whyspan.causes import Classified, Context, classify
 from whyspan.causes.engine_frozen import frozen_since
 from whyspan.engines import EngineTable, EngineView, anonymous
@@ -120,6 +121,7 @@ class Engine:
         self._schema, self._settings = schema, settings
         self._recorder = Recorder(settings.window_ns, settings.recorder_bytes)
         self._requests = RequestTable(schema, settings.instance)
+        self._beside = Beside()
         self.engines = EngineTable(settings.window_ns, settings.template_allow)
         self._later_marks: list[Mark] = []
         self._later_steps: list[anonymous.Seen] = []
@@ -133,6 +135,7 @@ class Engine:
         self.facts.update(batch, self._schema)
         self._recorder.add(batch)
         ended = self._requests.feed(batch, self.facts)
+        self._beside.begun(self._requests.began)
         self._feed_engines(batch, ended)
         findings = []
         for service, group in groupby(sorted(ended, key=lambda r: r.service), key=lambda r: r.service):
@@ -159,6 +162,7 @@ class Engine:
     def flush(self, now_ns: int) -> list[Finding]:
         """Explain what ended and was still waiting for a later batch, as at the end of a recording."""
         ended = self._requests.flush(self.facts)
+        self._beside.begun(self._requests.began)
         return [f for r in ended for f in self._finished(r.service, [r], now_ns)]
 
     def open_count(self) -> int:
@@ -267,10 +271,11 @@ class Engine:
             timelines = Timelines(
                 self._schema, self._chunks(start_ns, end_ns, long), start_ns, end_ns, self.facts
             )
-        walked = long.path if long is not None else ()
-        view = EngineView(self.engines, part, self.facts, self.baseline.model(part.service), walked)
+        before = long.path if long is not None else ()
+        view = EngineView(self.engines, part, self.facts, self.baseline.model(part.service), before)
         path = critical_path.walk(timelines, part, long.own if long is not None else frozenset(), view)
-        ctx = Context(timelines, part, view.walked((s.start_ns, s.end_ns, s.tid) for s in path.segments))
+        walked = view.walked((s.start_ns, s.end_ns, s.tid) for s in path.segments)
+        ctx = Context(timelines, part, walked, self._beside)
         return classify(path, ctx), ctx
 
     def _carry(self, long: _Long, ctx: Context, segments: list[Segment]) -> None:

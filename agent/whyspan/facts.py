@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from whyspan_probes.schema import Events, Schema
 
-from whyspan.model import Batch, CgroupFact, FdFact, ProcessFact, ThreadFact
+from whyspan.lru import Lru
+from whyspan.memory import Memory
+from whyspan.model import (
+    Batch,
+    CgroupFact,
+    DescriptorsFact,
+    DiskFact,
+    FdFact,
+    HostCpuFact,
+    HostMemoryFact,
+    LockFact,
+    MappedFact,
+    MemoryCgroupFact,
+    MemoryFact,
+    OwnFact,
+    ProbeCostFact,
+    ProcessFact,
+    SwapFact,
+    ThreadFact,
+    TracerFact,
+    WriterFact,
+)
+from whyspan.observers import Observers
+from whyspan.storage import Storage
 from whyspan.text import clean
 
 _TICK_NS: Final = 10_000_000  # USER_HZ is 100 on every architecture that Linux has a BPF JIT for
+_MAX_LOCKS: Final = 512  # processes: each with some 100 ranges of code
 _YIELDED: Final = 8  # flag of sched_switch_out: the thread was in sched_yield
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Death(NamedTuple):
@@ -29,45 +50,6 @@ class Death(NamedTuple):
     service: str
     exit_code: int
     born_ns: int
-
-
-class Lru(Generic[K, V]):
-    """A dictionary that forgets what was written or read longest ago once it holds *limit* entries."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.evicted = 0
-        self._items: OrderedDict[K, V] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def get(self, key: K) -> V | None:
-        """Return the value and count it as used, or None."""
-        value = self._items.get(key)
-        if value is not None:
-            self._items.move_to_end(key)
-        return value
-
-    def put(self, key: K, value: V) -> None:
-        """Store the value; the entry used longest ago makes room."""
-        self._items[key] = value
-        self._items.move_to_end(key)
-        if len(self._items) > self.limit:
-            self._items.popitem(last=False)
-            self.evicted += 1
-
-    def pop(self, key: K) -> None:
-        """Forget an entry, if there is one."""
-        self._items.pop(key, None)
-
-    def items(self) -> list[tuple[K, V]]:
-        """Return all keys with their values, longest unused first."""
-        return list(self._items.items())
-
-    def values(self) -> list[V]:
-        """Return all values, longest unused first."""
-        return list(self._items.values())
 
 
 class Facts:
@@ -89,13 +71,23 @@ class Facts:
         self._threads: Lru[int, ThreadFact] = Lru(threads)
         self._cgroups: Lru[str, CgroupFact] = Lru(cgroups)
         self._fds: Lru[tuple[int, int], FdFact] = Lru(fds)
+        self._locks: Lru[int, LockFact] = Lru(_MAX_LOCKS)
+        self._descriptors: Lru[int, DescriptorsFact] = Lru(processes)
         self._spinners: Lru[int, int] = Lru(threads)
         self._born: Lru[int, int] = Lru(processes)
         self._deaths: deque[Death] = deque(maxlen=deaths)
+        self.memory = Memory()
+        self.observers = Observers()
+        self.storage = Storage()
 
     def update(self, batch: Batch, schema: Schema) -> None:
         """Take in a batch: its events first, then its facts, which know more."""
+        for fact in batch.facts:
+            # What a process forks is the same service's, in the very first batch, too.
+            if isinstance(fact, ProcessFact) and fact.service and self._processes.get(fact.tgid) is None:
+                self._processes.put(fact.tgid, fact)
         self._spun(batch.events, schema)
+        self.memory.see(batch.events, schema)
         for row in _decoded(batch.events, schema, "sched_fork"):
             self._forked(row)
         for row in _decoded(batch.events, schema, "sched_name"):
@@ -110,8 +102,18 @@ class Facts:
                     self._processes.put(fact.tgid, fact)
             elif isinstance(fact, ThreadFact):
                 self._threads.put(fact.tid, fact)
+            elif isinstance(fact, LockFact):
+                self._locks.put(fact.tgid, fact)
             elif isinstance(fact, CgroupFact):
                 self._cgroups.put(fact.path, fact)
+            elif isinstance(fact, MemoryFact | MemoryCgroupFact | HostMemoryFact):
+                self.memory.put(fact)
+            elif isinstance(fact, OwnFact | TracerFact | ProbeCostFact | HostCpuFact):
+                self.observers.put(fact)
+            elif isinstance(fact, MappedFact | DiskFact | SwapFact | WriterFact):
+                self.storage.put(fact)
+            elif isinstance(fact, DescriptorsFact):
+                self._descriptors.put(fact.tgid, fact)
             else:
                 self._fds.put((fact.tgid, fact.fd), fact)
         for row in _decoded(batch.events, schema, "sched_exit"):
@@ -251,6 +253,14 @@ class Facts:
         even there something else wants to run every few seconds.
         """
         return self._spinners.get(tid) is not None
+
+    def locks(self, tgid: int) -> LockFact | None:
+        """Return what the locks of a process are, or None; a child has its parent's until it is looked at."""
+        return self._locks.get(tgid) or self._locks.get(self.parent(tgid))
+
+    def descriptors(self, tgid: int) -> DescriptorsFact | None:
+        """Return what a process had open when it was last refused a descriptor, or None."""
+        return self._descriptors.get(tgid)
 
     def fd(self, tgid: int, fd: int) -> FdFact | None:
         """Return what a descriptor was on when last looked at, or None."""

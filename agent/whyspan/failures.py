@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from whyspan.baseline import latency_ms
 from whyspan.facts import Death, Facts
+from whyspan.latency import latency_ms
 from whyspan.model import Request
 
 #: A process that died so long before a request began may still be why it got no answer, or only an error.

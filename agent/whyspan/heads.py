@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import httptools
 
-from whyspan import traceparent
+from whyspan import clock, senders, traceparent
 from whyspan.model import HttpHead
 from whyspan.text import clean
 
@@ -97,8 +97,10 @@ def route_of(url: bytes) -> str:
 class HeadAssembler:
     """Joins pieces by connection and number, parses whole heads, and forgets the text."""
 
-    def __init__(self, allowed: Collection[str]) -> None:
+    def __init__(self, allowed: Collection[str], offset_ns: Callable[[], int] = clock.offset_ns) -> None:
+        """*allowed* are the headers kept; *offset_ns* measures how far off the wall clock is."""
         self._allowed = frozenset(h.lower() for h in allowed)
+        self._offset_ns = offset_ns
         self._open: OrderedDict[tuple[int, int], _Open] = OrderedDict()
         self._bytes = 0
         self.lost = 0  # heads given up: too long, crowded out, or begun anew
@@ -180,4 +182,12 @@ class HeadAssembler:
             malformed=not got.done,
             recv_ns=head.recv_ns,
             cut=cut,
+            sent_ns=self._sent_ns(got.headers, head.first_ns),
         )
+
+    def _sent_ns(self, headers: dict[str, str], first_ns: int) -> int:
+        unix_ns = senders.unix_start_ns(headers)
+        if not unix_ns:
+            return 0
+        sent_ns = unix_ns - self._offset_ns()
+        return sent_ns if sent_ns > 0 and abs(first_ns - sent_ns) <= senders.MAX_AWAY_NS else 0

@@ -44,6 +44,44 @@ class HttpHead(msgspec.Struct, frozen=True, array_like=True):
     malformed: bool = False
     recv_ns: int = 0
     cut: bool = False
+    sent_ns: int = 0  # when its sender says that it began; a claim. 0 not said
+
+
+class OwnFact(msgspec.Struct, frozen=True, tag=True):
+    """A process of the agent's own."""
+
+    tgid: int
+    name: str
+
+
+class TracerFact(msgspec.Struct, frozen=True, tag=True):
+    """Who traces a thread (``TracerPid``), as seen when it was stopped; ``tracer_tgid`` 0 is nobody."""
+
+    tid: int
+    tracer_tgid: int
+    comm: str = ""
+
+
+class ProbeCostFact(msgspec.Struct, frozen=True, tag=True):
+    """What a hit of one of our probes costs, as measured last, and the kinds of record that it makes."""
+
+    probe: str
+    ns_per_hit: float
+    events: tuple[str, ...] = ()
+
+
+class HostCpuFact(msgspec.Struct, frozen=True, tag=True):
+    """The host's CPUs: NUMA nodes, the nodes of its GPUs, and its idle states as (name, exit latency in us).
+
+    ``balancing``: the kernel moves pages and threads between nodes. ``base_khz``: the frequency that a CPU has without
+    any boost, 0 not known.
+    """
+
+    nodes: int = 0
+    gpu_nodes: tuple[int, ...] = ()
+    balancing: bool = False
+    idle_states: tuple[tuple[str, int], ...] = ()
+    base_khz: int = 0
 
 
 class ProcessFact(msgspec.Struct, frozen=True, tag=True):
@@ -85,6 +123,28 @@ class CgroupFact(msgspec.Struct, frozen=True, tag=True):
     period_us: int
 
 
+class TextRange(msgspec.Struct, frozen=True, array_like=True):
+    """Code of a file that a process maps."""
+
+    start: int
+    end: int
+    path: str
+
+
+class LockFact(msgspec.Struct, frozen=True, tag=True):
+    """What the addresses of a process's locks are; 0 where not known, ``note`` says why.
+
+    ``gil_*``: the interpreter lock of CPython, or the structure it lies in; ``main_arena``: glibc's allocator's lock.
+    """
+
+    tgid: int
+    gil_start: int = 0
+    gil_end: int = 0
+    main_arena: int = 0
+    text: list[TextRange] = []
+    note: str = ""
+
+
 class FdFact(msgspec.Struct, frozen=True, tag=True):
     """What a descriptor was on. For a pipe or loopback socket, ``peer_*`` is the process at its other end."""
 
@@ -97,7 +157,134 @@ class FdFact(msgspec.Struct, frozen=True, tag=True):
     peer_comm: str = ""
 
 
-Fact = ProcessFact | ThreadFact | CgroupFact | FdFact
+class MemoryUser(msgspec.Struct, frozen=True, array_like=True):
+    """A process with the memory that only it has, bytes."""
+
+    tgid: int
+    comm: str
+    rss_bytes: int
+
+
+class MemoryFact(msgspec.Struct, frozen=True, tag=True):
+    """A process's memory at a moment (CLOCK_MONOTONIC). Sizes in bytes.
+
+    ``heaps`` counts the 64 MiB reservations of glibc's malloc arenas and ``heap_bytes`` what is committed of them, as
+    of ``heaps_ns``, 0 before the first look: they are looked at rarely.
+    """
+
+    tgid: int
+    ts_ns: int
+    cgroup: str = ""  # its memory cgroup
+    anon_bytes: int = 0
+    file_bytes: int = 0
+    shmem_bytes: int = 0
+    swap_bytes: int = 0
+    heaps: int = 0
+    heap_bytes: int = 0
+    heaps_ns: int = 0
+
+
+class MemoryCgroupFact(msgspec.Struct, frozen=True, tag=True):
+    """A memory cgroup with a limit, at a moment. Sizes in bytes; 0 where there is none.
+
+    ``cgroup_id`` is the kernel's; ``hits`` counts how often the limit was reached (memory.events: max, or failcnt).
+    ``users`` are the processes in it with most memory, where it is nearly full.
+    """
+
+    path: str
+    cgroup_id: int
+    ts_ns: int
+    limit_bytes: int = 0
+    high_bytes: int = 0
+    usage_bytes: int = 0
+    anon_bytes: int = 0
+    file_bytes: int = 0
+    swap_bytes: int = 0
+    hits: int = 0
+    high_hits: int = 0
+    oom_kills: int = 0
+    users: list[MemoryUser] = []
+
+
+class HostMemoryFact(msgspec.Struct, frozen=True, tag=True):
+    """The host's memory at a moment. Sizes in bytes; the counters are /proc/vmstat's since boot.
+
+    ``users`` are the processes with most memory, when direct reclaim was last counted.
+    """
+
+    ts_ns: int
+    total_bytes: int = 0
+    free_bytes: int = 0
+    available_bytes: int = 0
+    cached_bytes: int = 0
+    stalls: int = 0  # direct reclaims
+    compact_stalls: int = 0
+    oom_kills: int = 0
+    users: list[MemoryUser] = []
+
+
+class MappedFact(msgspec.Struct, frozen=True, tag=True):
+    """A file that a process maps. ``dev`` as in records, major << 20 | minor."""
+
+    tgid: int
+    inode: int
+    dev: int
+    path: str
+
+
+class DiskFact(msgspec.Struct, frozen=True, tag=True):
+    """A block device, or a file system without one (FUSE, NFS). ``mounts`` are the first places that show it."""
+
+    dev: int
+    name: str
+    mounts: tuple[str, ...] = ()
+
+
+class SwapFact(msgspec.Struct, frozen=True, tag=True):
+    """Where the host swaps to: the devices by number, and their names as /proc/swaps has them."""
+
+    devs: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+class WriterFact(msgspec.Struct, frozen=True, tag=True):
+    """A process that has a file open for writing whose data was written back."""
+
+    dev: int
+    inode: int
+    tgid: int
+    comm: str
+    path: str
+
+
+class DescriptorsFact(msgspec.Struct, frozen=True, tag=True):
+    """What a process had open when it was refused another descriptor; ``limit`` is its own."""
+
+    tgid: int
+    limit: int
+    open: int
+    kinds: dict[str, int] = {}  # of those looked at: socket, file, pipe, event, other
+
+
+Fact = (
+    ProcessFact
+    | ThreadFact
+    | CgroupFact
+    | FdFact
+    | LockFact
+    | MemoryFact
+    | MemoryCgroupFact
+    | HostMemoryFact
+    | OwnFact
+    | TracerFact
+    | ProbeCostFact
+    | HostCpuFact
+    | MappedFact
+    | DiskFact
+    | SwapFact
+    | WriterFact
+    | DescriptorsFact
+)
 
 
 @dataclass(slots=True)
@@ -156,6 +343,9 @@ class Request(msgspec.Struct, kw_only=True):
     seq: int = 0
     client_port: int = 0
     server_port: int = 0
+    agent: str = ""  # first product of its User-Agent
+    attempt: int = 0  # attempts before this one, as its sender says
+    client_wait_ns: int = 0  # it waited with its sender before its first byte, by the sender's clock
 
 
 class Segment(msgspec.Struct, kw_only=True):
@@ -177,7 +367,7 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """Who did it. ``kind``: cgroup, process, thread, file, peer, request, cache, model, or empty when nobody is named.
+    """Who did it. ``kind``: cgroup, process, thread, cpu, file, peer, request, cache, model, or empty: nobody is named.
 
     ``trace_id`` and ``span_id`` are set when the culprit is another request: a span link goes there.
     """
@@ -208,7 +398,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """Why a request was slow, in one sentence and in numbers. ``others``: more causes with excess, the greatest first."""
+    """Why a request was slow, in one sentence and in numbers. ``others``: more causes with excess, greatest first."""
 
     cause: str = UNKNOWN
     excess_ms: float = 0.0

@@ -10,8 +10,9 @@ from typing import Any
 
 from whyspan_probes.schema import Schema
 
-from whyspan import connection, traceparent
-from whyspan.facts import Facts, Lru
+from whyspan import connection, senders, traceparent
+from whyspan.facts import Facts
+from whyspan.lru import Lru
 from whyspan.model import Batch, HttpHead, Request
 
 _MAX_OPEN = 20_000
@@ -41,6 +42,7 @@ class RequestTable:
         self._left: Lru[int, int] = Lru(_MAX_OPEN)  # by connection, when its client closed its side
         self._exits: Lru[int, tuple[int, int]] = Lru(_MAX_KNOWN)  # by process: when, and its wait status
         self._readers: Lru[int, tuple[int, int]] = Lru(_MAX_KNOWN)  # by port: who read the last head
+        self._clocks = senders.SenderClocks()
         self._dying: dict[tuple[int, int], Request] = {}
         self._ended: list[Request] = []  # during one batch
         self.began: list[Request] = []  # with the last batch
@@ -68,6 +70,7 @@ class RequestTable:
 
     def flush(self, facts: Facts) -> list[Request]:
         """Return the requests that ended in what still waits for another batch, as at the end of a recording."""
+        self.began = []
         timeline, self._later = self._later, []
         return self._run(timeline, facts, 1 << 63)
 
@@ -146,7 +149,12 @@ class RequestTable:
             seq=head.seq,
             client_port=head.rport,
             server_port=head.lport,
+            agent=senders.agent_of(head.headers),
+            attempt=senders.attempt_of(head.headers),
         )
+        if head.sent_ns:
+            sender = request.service, request.tenant, request.agent
+            request.client_wait_ns = self._clocks.waited_ns(sender, head.sent_ns, head.first_ns)
         self.began.append(request)
         if not head.recv_ns:
             request.head = "unread"

@@ -6,6 +6,8 @@ from typing import Final
 
 #: Waiting for any of many descriptors: an event loop at rest.
 POLL: Final = frozenset({7, 23, 232, 270, 271, 281, 441})
+#: Of these, the calls for which the descriptors were named before: what event loops rest in.
+EPOLL: Final = frozenset({232, 281, 441})
 #: Writing a file, pipe or terminal.
 WRITE: Final = frozenset({1, 18, 20, 296, 328})
 #: Waiting for written data to reach the disk.

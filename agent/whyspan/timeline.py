@@ -30,6 +30,9 @@ _IN, _OFF, _BLOCK, _WAKE = 0, 1, 2, 3
 _PREEMPTED = 1
 _THROTTLED = 2
 
+# Events looked through for a thread's next rest: more between two rests is no mere retry.
+_NEAR_EVENTS = 16
+
 #: The start of an interval that began before the first event seen.
 BEGINNING: Final = -1
 
@@ -292,6 +295,29 @@ class ThreadTimeline:
         i = bisect_left(self.ts, t)
         while i < len(self.ts):
             if self._code[i] == _IN:
+                return self.ts[i]
+            i += 1
+        return None
+
+    def block_before(self, at: int) -> int:
+        """Return the position of the block before the event at *at*, -1 when none is near."""
+        for i in range(at - 1, max(at - _NEAR_EVENTS, -1), -1):
+            if self._code[i] == _BLOCK:
+                return i
+        return -1
+
+    def block_after(self, at: int) -> int:
+        """Return the position of the block after the event at *at*, -1 when none is near."""
+        for i in range(at + 1, min(at + _NEAR_EVENTS, len(self._code))):
+            if self._code[i] == _BLOCK:
+                return i
+        return -1
+
+    def next_out(self, t: int) -> int | None:
+        """Return when the thread next left the CPU after *t*, for whatever reason, or None."""
+        i = bisect_right(self.ts, t)
+        while i < len(self.ts):
+            if self._code[i] in (_OFF, _BLOCK):
                 return self.ts[i]
             i += 1
         return None

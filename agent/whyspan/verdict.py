@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from whyspan import failures
-from whyspan.baseline import Baseline, Usual, latency_ms, ttft_ms
-from whyspan.causes import Classified, Context, Rule, rule_out, rules
+from whyspan.baseline import BY_SENDER, Baseline, Usual
+from whyspan.causes import Claim, Classified, Context, Rule, endings, own_cost, rule_out, rules
+from whyspan.causes import client_self_queued as self_queued
 from whyspan.causes import engine_model_changed as changed
 from whyspan.engines import summary
-from whyspan.model import FAILED, UNFINISHED, UNKNOWN, Culprit, Finding, Ranked, Request, Verdict
+from whyspan.latency import latency_ms, ttft_ms, waited_in_vain
+from whyspan.model import FAILED, UNKNOWN, Culprit, Finding, Ranked, Request, Verdict
 from whyspan.timeline import UNKNOWN_STATE
 
 #: A cause that explains less than this share of the excess, while usual work explains more, is not claimed.
@@ -20,6 +22,8 @@ FLOOR_MS: Final = 1.0
 MAX_OTHERS: Final = 4
 #: Greatest confidence without a baseline.
 NO_BASELINE_CONFIDENCE: Final = 0.5
+#: Confidence in a failure's cause that is only likely.
+INFERRED_CONFIDENCE: Final = 0.5
 # Lost events halve the confidence at this share of those seen.
 _LOST_HALF: Final = 0.05
 
@@ -89,26 +93,60 @@ def explain(  # noqa: PLR0917
     whole = _Phase("stream", latency_ms(request), _latency(usual), classified.causes, usual_ms)
     # A time to first byte that is too long is explained by what came before that byte, however long the
     # stream went on.
-    early = (slow_reason or "").startswith("ttft") or _waited(request)
+    early = (slow_reason or "").startswith("ttft") or waited_in_vain(request)
     judged = _ttft(request, classified, usual) if early else whole
     if slow_reason:
         finding.phase = _where(request, usual, slow_reason)
-        finding.verdict = _verdict(judged, classified, usual, lost_events, ctx)
+        finding.verdict = _before(
+            request, judged, slow_reason, _verdict(judged, classified, usual, lost_events, ctx)
+        )
     else:
         finding.verdict = _not_slow(judged, usual)
     died = failures.deaths(request, ctx.facts)
     if failed:
         told = "; ".join([failures.ending(request, ctx.facts), *died[:1]])
-        finding.verdict.sentence = f"{told}{'. ' if slow_reason else '; '}{finding.verdict.sentence}"
+        known = endings.why(ctx)
+        if known is not None:
+            finding.verdict = _failed(told, *known, judged.excess, finding.verdict)
+        else:
+            finding.verdict.sentence = f"{told}{'. ' if slow_reason else '; '}{finding.verdict.sentence}"
     finding.verdict.evidence += died
+    finding.verdict.evidence += own_cost.evidence(classified.path, ctx)
     if ctx.engine is not None and ctx.engine.core and ctx.engine.layer:
         finding.verdict.evidence.append(ctx.engine.layer)
+    _behind(finding.verdict, ctx)
     finding.ruled_out = rule_out(classified, ctx, finding.verdict.cause)
     return finding
 
 
-def _waited(request: Request) -> bool:
-    return request.outcome in UNFINISHED and not (request.first_ns or request.head_ns)
+def _failed(told: str, rule: Rule, claim: Claim, excess: float, here: Verdict) -> Verdict:
+    """Return the verdict on a request whose failure has a cause of its own, before what took its time."""
+    slow = here.cause != UNKNOWN
+    behind = Ranked(cause=here.cause, excess_ms=here.excess_ms, share=here.share, culprit=here.culprit)
+    return Verdict(
+        cause=claim.cause,
+        excess_ms=max(excess, 0.0),
+        share=1.0,
+        confidence=INFERRED_CONFIDENCE if claim.inferred else 1.0,
+        culprit=claim.culprit or Culprit(),
+        sentence=f"{told}: {claim.detail}.",
+        evidence=[claim.detail, *([here.sentence] if here.sentence else [])],
+        fix=rule.fix,
+        others=[behind, *here.others][:MAX_OTHERS] if slow else [],
+    )
+
+
+def _behind(verdict: Verdict, ctx: Context) -> None:
+    """Add to a verdict what led to its cause."""
+    for claim in endings.behind(verdict.cause, ctx):
+        verdict.evidence.append(f"behind it {claim.cause}: {claim.detail}")
+        led = Ranked(
+            cause=claim.cause,
+            excess_ms=verdict.excess_ms,
+            share=verdict.share,
+            culprit=claim.culprit or Culprit(),
+        )
+        verdict.others = [led, *(o for o in verdict.others if o.cause != claim.cause)][:MAX_OTHERS]
 
 
 def _latency(usual: Usual | None) -> float:
@@ -116,7 +154,7 @@ def _latency(usual: Usual | None) -> float:
 
 
 def _ttft(request: Request, classified: Classified, usual: Usual | None) -> _Phase:
-    name = "wait" if _waited(request) else "ttft"
+    name = "wait" if waited_in_vain(request) else "ttft"
     if usual is None:
         return _Phase(name, ttft_ms(request), 0.0, classified.ttft_causes, {})
     known = {c: median for c, (median, _) in usual.ttft_causes.items()}
@@ -157,9 +195,6 @@ def _verdict(
     culprit = classified.culprits.get(cause, Culprit())
     evidence = list(classified.evidence.get(cause, ()))
     evidence.append(_usual_line(phase, cause, usual))
-    for ms, other in real[1:]:
-        if ms >= FLOOR_SHARE * total:
-            evidence.append(f"also {other}: {ms:.1f} ms of excess")
     if lost_events:
         evidence.append(f"{lost_events} events were lost in the window")
     others = [
@@ -195,6 +230,42 @@ def _not_slow(phase: _Phase, usual: Usual | None) -> Verdict:
     if more:
         return Verdict(sentence=f"its time is not unusual ({phase.wall:.0f} ms).", evidence=evidence)
     return Verdict(sentence="no cause takes more time than usual.")
+
+
+def _before(request: Request, phase: _Phase, reason: str, here: Verdict) -> Verdict:
+    """Set what happened here beside the time that the request waited with its sender, before it arrived."""
+    waited = request.client_wait_ns / 1e6
+    if waited < FLOOR_MS:
+        return here
+    rule = self_queued.RULE
+    if waited <= phase.excess:
+        here.evidence.append(f"also {rule.id}: {waited:.1f} ms before it arrived, {BY_SENDER}")
+        return here
+    total = waited + max(phase.excess, 0.0)
+    culprit = self_queued.culprit(request)
+    slow_here = BY_SENDER not in reason and here.cause != UNKNOWN
+    behind = Ranked(
+        cause=here.cause, excess_ms=here.excess_ms, share=here.excess_ms / total, culprit=here.culprit
+    )
+    usually = f", usually {failures.in_ms(phase.usual_wall)}" if phase.usual_wall else ""
+    return Verdict(
+        cause=rule.id,
+        excess_ms=waited,
+        share=waited / total,
+        confidence=NO_BASELINE_CONFIDENCE,  # it is what the sender says
+        culprit=culprit,
+        sentence=(
+            f"{failures.in_ms(waited)} {rule.title}, {BY_SENDER}: {culprit.kind} {culprit.name}. "
+            f"Here it took {failures.in_ms(phase.wall)}{usually}."
+        ),
+        evidence=[
+            f"the head says when the request began: {waited:.1f} ms before its first byte arrived, the least delay "
+            "of this sender's latest requests, which may be its clock, subtracted",
+            *([f"also {here.cause}: {here.excess_ms:.1f} ms of excess here"] if slow_here else []),
+        ],
+        fix=rule.fix,
+        others=[behind, *here.others][:MAX_OTHERS] if slow_here else [],
+    )
 
 
 def _seen(lost_events: int, ctx: Context) -> float:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from whyspan.causes import work
 from whyspan.causes.context import MS, Context
+from whyspan.causes.held import linked
 from whyspan.causes.rule import Claim, Conditional, OfStates, Rule, rules
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit, RuledOut, Segment
@@ -33,6 +34,7 @@ class Classified(NamedTuple):
 
 def classify(path: Path, ctx: Context) -> Classified:
     """Return the path's segments with causes; they tile the same interval."""
+    ctx.path = path
     segments: list[Segment] = []
     blamed: dict[str, dict[Culprit, int]] = defaultdict(lambda: defaultdict(int))
     asked = applicable(ctx)
@@ -98,7 +100,7 @@ def _claim(piece: PathSegment, ctx: Context, asked: dict[str, list[Rule]]) -> Cl
     for rule in asked.get(piece.state, ()):
         claim = rule.match(piece, ctx)
         if claim is not None:
-            return claim
+            return linked(claim, piece, ctx)
     return work.match(piece, ctx)
 
 

@@ -5,50 +5,43 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from whyspan.beside import Beside
 from whyspan.causes.goes import Go, long_goes
 from whyspan.containers import short
-from whyspan.critical_path import PathSegment
+from whyspan.critical_path import Path, PathSegment
 from whyspan.engines import EngineView
 from whyspan.facts import Facts
 from whyspan.model import FdFact, Request
 from whyspan.syscalls import POLL
 from whyspan.threads import Timelines
-from whyspan.timeline import RUNNABLE, RUNNING, THROTTLED, WAKEUP, Rival, Wait
+from whyspan.timeline import RUNNABLE, RUNNING, THROTTLED, WAKEUP, Rival
 
 MS: Final = 1_000_000
-_KERNEL_THREAD: Final = 8  # aux of block_done
 # Instants at which the demand for CPUs is sampled, per segment and per request.
 _SAMPLES: Final = 3
 _MAX_DEMANDS: Final = 8
 T = TypeVar("T")
 
 
-class BlockIo(NamedTuple):
-    """Block requests completed around a wait. Times in ns."""
-
-    requests: int
-    max_latency_ns: int
-    median_latency_ns: int
-    dev: int  # major << 20 | minor, of the device with most latency
-    other_tid: int  # issuer outside the service with most bytes; 0 none
-    other_tgid: int
-    other_bytes: int  # its bytes
-    others_bytes: int  # bytes of everybody outside the service
-    own_bytes: int  # bytes of the service
-    total_bytes: int
-
-
 class Context:
     """One request in its surroundings. Every answer is memoised; nothing here changes."""
 
-    def __init__(self, timelines: Timelines, request: Request, engine: EngineView | None = None) -> None:
+    def __init__(
+        self,
+        timelines: Timelines,
+        request: Request,
+        engine: EngineView | None = None,
+        beside: Beside | None = None,
+    ) -> None:
         self.timelines = timelines
         self.request = request
         self.engine = engine
+        self.beside = beside if beside is not None else Beside()  # the requests beside it
+        self.path: Path | None = None  # the critical path that is being classified
         self._memo: dict[Any, Any] = {}
         self.facts: Facts = timelines.facts
         self.service_tgids = self.facts.tgids(request.service) | {request.tgid}
@@ -189,50 +182,3 @@ class Context:
             return 0
         took = int(rows["duration_ns"][i])
         return took if int(rows["ts_ns"][i]) + took >= segment.end_ns else 0
-
-    def block_io(self, wait: Wait) -> BlockIo | None:
-        """Return the block requests in flight during a wait, or None when there were none."""
-        rows = self.timelines.select("block_done")
-        if not len(rows):
-            return None
-        during = (rows["ts_ns"] >= np.uint64(max(wait.start_ns, 0))) & (
-            rows["issue_ns"] <= np.uint64(wait.end_ns)
-        )
-        rows = rows[during]
-        if not len(rows):
-            return None
-        slow: Counter[int] = Counter()
-        for dev, ns in zip(rows["dev"].tolist(), rows["latency_ns"].tolist(), strict=True):
-            slow[dev] += ns
-        worst = slow.most_common(1)[0][0]
-        # One device: a stack of them (a loop device on a disk) would count the same bytes twice.
-        rows = rows[rows["dev"] == worst]
-        latency = rows["latency_ns"]
-        other: Counter[tuple[int, int]] = Counter()
-        workers: Counter[tuple[int, int]] = Counter()
-        for aux, tid, tgid, size in zip(
-            rows["aux"].tolist(),
-            rows["tid"].tolist(),
-            rows["tgid"].tolist(),
-            rows["bytes"].tolist(),
-            strict=True,
-        ):
-            if aux & _KERNEL_THREAD:
-                workers[tid, tgid] += size
-            elif tgid not in self.service_tgids and tid:
-                other[tid, tgid] += size
-        # A kernel worker only passes on what somebody wrote: it is named where nobody else is seen.
-        other = other or workers
-        who, size = other.most_common(1)[0] if other else ((0, 0), 0)
-        return BlockIo(
-            len(rows),
-            int(latency.max()),
-            int(np.median(latency)),
-            worst,
-            who[0],
-            who[1],
-            size,
-            sum(other.values()),
-            sum(rows["bytes"][np.isin(rows["tgid"], list(self.service_tgids))].tolist()),
-            int(rows["bytes"].sum()),
-        )

@@ -6,6 +6,7 @@ from typing import Final
 
 from whyspan.causes.context import MS, Context
 from whyspan.causes.cpu_runqueue import waits_long
+from whyspan.causes.retries import storm
 from whyspan.causes.rule import Claim
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit
@@ -36,6 +37,8 @@ class _CpuOversubscribed:
         rival = ctx.rival(segment)
         if rival is None or rival.tgid not in ctx.service_tgids:
             return None
+        if storm(ctx) is not None:
+            return None  # the threads have too much to do because clients send it again: client.retry_storm
         cpus = ctx.cpus()
         if cpus == 0 or ctx.demand(segment) < MIN_RATIO * cpus:
             return None

@@ -32,7 +32,18 @@ COMPILERS: Final = frozenset(
         "as",
         "ld",
     }
-    | {"ld.lld", "collect2", "fatbinary", "nvlink", "hipcc", "ninja"}
+    | {
+        "ld.lld",
+        "collect2",
+        "fatbinary",
+        "nvlink",
+        "hipcc",
+        "ninja",
+        "lto1",
+        "lto-wrapper",
+        "ptxas-blackwell",
+    }
+    | {"x86_64-linux-gn", "aarch64-linux-g"}  # gcc and its like by their whole names, cut
 )
 
 
@@ -79,12 +90,14 @@ class _JitCompile(DuringRule):
         claim = super().match(segment, ctx)
         if claim is not None or self.again or segment.tgid == ctx.request.tgid:
             return claim
-        name = ctx.facts.comm(segment.tgid, segment.tid)
-        if name not in COMPILERS or segment.tgid not in ctx.service_tgids:
+        tgid, tid = segment.tgid, segment.tid
+        name = ctx.facts.comm(tgid, tid)
+        if name not in COMPILERS or tgid not in ctx.service_tgids:
             return None
-        who = Culprit(
-            kind="process", name=name, tgid=segment.tgid, detail="a compiler that the service started"
-        )
+        # Never what it was called with: arguments may hold what nobody should read.
+        parent = ctx.facts.parent(tgid)
+        by = f"{ctx.process_label(parent)} ({parent})" if parent else "the service"
+        who = Culprit(kind="process", name=name, tgid=tgid, detail=f"a compiler that {by} started")
         return Claim(self.id, f"compiler {name}", who)
 
     def rule_out(self, path: Path, ctx: Context) -> str:

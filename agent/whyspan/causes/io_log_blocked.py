@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from whyspan import syscalls
+from whyspan.causes import dirty, disk
 from whyspan.causes.context import MS, Context
 from whyspan.causes.rule import Claim
 from whyspan.critical_path import Path, PathSegment
@@ -41,8 +42,11 @@ class _LogBlocked:
         target = _target(segment, fd, fact)
         if not target:
             return None
+        if _disk_is_others(segment, ctx):
+            return None
         call = syscalls.name(segment.wait.syscall_nr)
-        return Claim(self.id, f"{call} to {target}", _culprit(segment, fd, fact, target, ctx))
+        where = _disk(segment, ctx)
+        return Claim(self.id, f"{call} to {target}{where}", _culprit(segment, fd, fact, target, ctx))
 
     def rule_out(self, path: Path, ctx: Context) -> str:
         """Return the longest write on the path, and to what."""
@@ -55,6 +59,17 @@ class _LogBlocked:
         ms = max(longest.whole_ns, ctx.write_call_ns(longest)) / MS
         target = _target(longest, fd, fact) or (fact.path if fact is not None else "") or f"descriptor {fd}"
         return f"blocked writing {total:.1f} ms, the longest {ms:.1f} ms to {target}"
+
+
+def _disk_is_others(segment: PathSegment, ctx: Context) -> bool:
+    """Whether the log is on a disk that others, or the write-back of their data, keep clearly busier than it does."""
+    wait = segment.wait
+    if wait is None or not disk.uninterruptible(segment) or wait.fd is None or wait.fd.kind != _FD_FILE:
+        return False
+    io = disk.traffic(wait, ctx)
+    if io is None:
+        return False
+    return io.busy_with_others() or (io.busy_with_flush() and bool(dirty.flushes(wait, ctx, io.dev)))
 
 
 def _writes(segment: PathSegment) -> bool:
@@ -75,6 +90,17 @@ def _target(segment: PathSegment, fd: int, fact: FdFact | None) -> str:
     if fd in _STANDARD_OUTPUTS and kind in (0, _FD_FILE, _FD_PIPE, _FD_CHAR):
         return "standard output" if fd == 1 else "standard error"
     return ""
+
+
+def _disk(segment: PathSegment, ctx: Context) -> str:
+    """The disk that a file's write waited for, and how busy others kept it; empty where none is seen."""
+    if segment.wait is None or not disk.uninterruptible(segment):
+        return ""
+    io = disk.traffic(segment.wait, ctx)
+    if io is None:
+        return ""
+    moved = f"{io.size / 1e6:.1f} MB moved meanwhile, {io.others.size / 1e6:.1f} MB of it by others"
+    return f" on {ctx.facts.storage.device(io.dev)}, {moved}"
 
 
 def _is_log(path: str) -> bool:

@@ -74,6 +74,25 @@ class OfStates(Protocol):
         """States as in ``PathSegment.state``."""
 
 
+@runtime_checkable
+class Ending(Protocol):
+    """A rule that can tell why a request failed. Asked of failed requests only, by rank; the first answer counts.
+
+    Such a request need not have been slow, nor have any time of the cause on its path.
+    """
+
+    def ended(self, ctx: Context) -> Claim | None:
+        """Return the cause of the failure, or None. ``detail`` says why, to follow a colon in a sentence."""
+
+
+@runtime_checkable
+class LeadingTo(Protocol):
+    """A rule of something that is not slow by itself but leads to another cause, beside which it is reported."""
+
+    def led_to(self, cause: str, ctx: Context) -> Claim | None:
+        """Return what led to the verdict's cause, or None. ``detail`` is the evidence, in one line."""
+
+
 @cache
 def rules() -> tuple[Rule, ...]:
     """Return every rule of this package, by rank."""

@@ -10,7 +10,7 @@ from whyspan.text import clean
 _BAR_WIDTH: Final = 24
 _MAX_PHASES: Final = 12
 #: Kinds whose name alone does not say what it names.
-_NAMED_BY_KIND: Final = frozenset({"request", "model"})
+_NAMED_BY_KIND: Final = frozenset({"cpu", "request", "model"})
 
 
 def phase(finding: Finding) -> str:

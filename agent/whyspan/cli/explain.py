@@ -118,6 +118,9 @@ def _report(stored: Stored) -> list[str]:
         if v.culprit.kind or v.culprit.name:
             out.append(f"  culprit   {_engine.culprit(v.culprit)}")
         out += [f"  evidence  {clean(line, 200)}" for line in v.evidence]
+        for other in v.others:
+            who = f": {_engine.culprit(other.culprit)}" if other.culprit.kind or other.culprit.name else ""
+            out.append(f"  also      {clean(other.cause, 40)}, {other.excess_ms:.1f} ms of excess{who}")
         near, others = _nearest(f)
         out += [f"  not       {clean(ruled.cause, 40)}: {clean(ruled.check, 160)}" for ruled in near]
         if others:

@@ -11,7 +11,7 @@ from whyspan_probes.schema import Events, Schema
 
 from whyspan import marks as m
 from whyspan.engines.records import Counts, StepRun
-from whyspan.facts import Lru
+from whyspan.lru import Lru
 from whyspan.marks import Mark
 
 LLAMA, TRANSFORMERS, SGLANG = "llama.cpp", "transformers", "sglang"

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from whyspan.engines.anonymous import PROMPT_TOKENS
 from whyspan.engines.records import Counts, StepRun
-from whyspan.facts import Lru
+from whyspan.lru import Lru
 from whyspan.model import Request
 
 _MAX_TURNS: Final = 2048  # requests of a process, remembered

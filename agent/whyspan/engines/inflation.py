@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final
 
 from whyspan.engines.records import Job
-from whyspan.facts import Lru
+from whyspan.lru import Lru
 
 _KEPT: Final = 257
 _MIN: Final = 30  # prompts of a route before its ratio is used

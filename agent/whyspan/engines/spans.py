@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from whyspan.facts import Lru
+from whyspan.lru import Lru
 from whyspan.marks import Mark, SpanOn
 
 _MAX_SPANS: Final = 10_000

@@ -14,7 +14,8 @@ from whyspan.engines.prefixes import Prefixes
 from whyspan.engines.records import Client, Execution, Instance, Job, Preemption, StageRun, StepRun
 from whyspan.engines.spans import Spans
 from whyspan.engines.usual import UsualSteps
-from whyspan.facts import Facts, Lru
+from whyspan.facts import Facts
+from whyspan.lru import Lru
 from whyspan.marks import Mark, Scheduled
 from whyspan.model import Request
 

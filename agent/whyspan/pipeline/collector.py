@@ -38,6 +38,8 @@ from whyspan.engines.status import Totals, status
 from whyspan.errors import ConfigError, WhyspanError
 from whyspan.log import setup
 from whyspan.model import Finding
+from whyspan.pipeline import observed
+from whyspan.pipeline.bursts import Bursts
 from whyspan.pipeline.explain_budget import ExplainBudget
 from whyspan.pipeline.feeds import Feeds
 from whyspan.pipeline.settings import engine_settings, kernel_btf
@@ -115,6 +117,7 @@ class Collector:
             ),
         )
         self._feeds = Feeds(config.feeds)
+        self._bursts = Bursts(config.burst, config.state_dir, c.btf)
         self._client = Client(config.socket_path, capacity=c.queue_findings)
         self._budget = ExplainBudget(c.explain_core_ratio)
         self._engine = Engine(
@@ -162,6 +165,8 @@ class Collector:
                 self._step()
                 now_s = time.monotonic()
                 fresh = self._governor.tick(now_s)
+                if fresh:
+                    self._source.tell(observed.costs(self._source.session.probes))
                 if fresh or now_s >= next_status_s:
                     next_status_s = now_s + _STATUS_EVERY_S
                     self._client.status(self._status())
@@ -180,7 +185,8 @@ class Collector:
 
     def _step(self) -> None:
         marks = self._feeds.drain(self._source.discovery.found)
-        self._source.discovery.helpers = {self._feeds.process.tgid}
+        self._bursts.tend(time.monotonic())
+        self._source.discovery.helpers = {self._feeds.process.tgid, self._bursts.tgid}
         batch = self._source.drain()
         batch.marks = sorted([*batch.marks, *marks], key=lambda m: m.ts_ns)
         batch.lost |= self._feeds.new_losses()
@@ -202,12 +208,15 @@ class Collector:
         totals = self._engine_totals.update(self._engine.engines, self._engine.facts, batch.now_ns)
         for (name, service, label), n in totals.items():
             self._client.count(name, n, service=service, label=label)
+        for (kind, result), n in self._bursts.new_counts().items():
+            self._client.count("bursts", n, service=kind, label=result)
         for name, n in batch.lost.items():
             self._client.count("lost_events", n, label=name)
 
     def _offer(self, findings: list[Finding]) -> None:
         for finding in findings:
             self._client.offer(finding)
+            self._bursts.consider(finding, self._source.discovery.found, time.monotonic())
 
     def _status(self) -> dict[str, Any]:
         link = self._client.stats()
@@ -224,6 +233,7 @@ class Collector:
                 Counter(f.service for f in self._source.discovery.found.values()).most_common(_MAX_SERVICES)
             ),
             "feeds": self._feeds.states(),
+            "bursts": self._bursts.state(time.monotonic()),
             "engines": status(self._engine.engines, self._engine.facts, time.monotonic_ns(), frozen_since),
             "open_requests": self._engine.open_count(),
             "events": int(self._received.sum()),
@@ -241,6 +251,7 @@ class Collector:
     def _close(self) -> None:
         save_baseline(self._baseline_path, self._engine.baseline)
         self._governor.close()
+        self._bursts.close()
         self._client.status(self._status())
         if self._recording is not None:
             self._recording.close()

@@ -19,12 +19,16 @@ from whyspan_probes.rings import RowBuffer
 from whyspan_probes.schema import Events, Schema
 from whyspan_probes.state import ProbeState
 
-from whyspan import cgroups, hostfacts
+from whyspan import cgroups, hostfacts, memfacts
 from whyspan.discovery import Discovery
+from whyspan.diskfacts import DiskFacts
 from whyspan.errors import ConfigError
+from whyspan.fdcounts import DescriptorCounts
 from whyspan.heads import HeadAssembler
+from whyspan.lockfacts import LockFacts
 from whyspan.model import Batch, Fact, ProcessFact
 from whyspan.pipeline.markring import MarkRing
+from whyspan.pipeline.observed import Observed, host_cpus
 from whyspan.pipeline.strangers import Strangers
 from whyspan.text import clean
 
@@ -34,6 +38,7 @@ _SCAN_EVERY_S = 5.0
 _FACTS_EVERY_S = 2.0
 _MAX_FDS_PER_BATCH = 32
 _MAX_KNOWN = 8192
+_FULL = ("oom_victim", "memcg_reclaim")  # events that name a memory cgroup at its limit
 _MAX_REFRESHED = 200  # processes and cgroups looked at again per refresh
 
 
@@ -81,9 +86,14 @@ class LiveSource:
         self._fds: OrderedDict[tuple[int, int, int], None] = OrderedDict()
         self._described: dict[int, ProcessFact] = {}
         self._strangers = Strangers()
+        self._descriptor_counts = DescriptorCounts()
+        self._disks = DiskFacts(self.schema)
+        self._locks = LockFacts()
+        self._observed = Observed()
+        self._memory = memfacts.Sampler()
         self._hooked: dict[tuple[str, ...], str] = {}  # what the log last said of a probe's hook in a file
         self._next_scan_s = self._next_facts_s = 0.0
-        self._pending: list[Fact] = []
+        self._pending: list[Fact] = [host_cpus()]
         self._rows = RowBuffer()
         self._stopped = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -131,6 +141,7 @@ class LiveSource:
         facts, self._pending = self._pending, []
         facts += self._follow(events)
         now_s = now_ns / 1e9
+        facts += self._locks.follow(self.discovery.found, now_s)
         if now_s >= self._next_facts_s:
             self._next_facts_s = now_s + _FACTS_EVERY_S
             facts += self._refresh()
@@ -140,6 +151,10 @@ class LiveSource:
         else:
             self._attach_to_files()
         return Batch(now_ns, events, heads, facts, self._new_losses(), marks)
+
+    def tell(self, facts: Iterable[Fact]) -> None:
+        """Have the next batch hold these facts, too."""
+        self._pending += facts
 
     def watched_cpu_s(self) -> float:
         """Return the CPU seconds burnt so far by the processes found, as /proc has them."""
@@ -207,7 +222,8 @@ class LiveSource:
         mounts = cgroups.mounts()
         for path in sorted({fact.cgroup for fact in self._described.values()})[:_MAX_REFRESHED]:
             out += hostfacts.cgroup_facts(path, mounts)
-        return out
+        out += self._observed.own(self.discovery.ours())
+        return out + self._memory.facts(self.discovery.found)
 
     def _follow(self, events: Events) -> list[Fact]:
         """Act on forks, execs and exits, and look up the descriptors that somebody blocked on."""
@@ -224,7 +240,9 @@ class LiveSource:
             found = self.discovery.found.get(tgid)
             if found:
                 self.session.look_again(tgid)
+                self._locks.again(tgid)
                 out += self._describe(tgid, found.service)
+        out += self._observed.tracers(self.schema.select(events, "sched_switch_out"))
         # Before exits are followed: what was watched until now is no stranger.
         names = self.schema.select(events, "sched_name")
         if len(names):
@@ -237,6 +255,12 @@ class LiveSource:
                     log.info("process %d has ended", tgid)
                 self.discovery.forget(tgid)
                 self._forget(tgid)
+        out += self._disks.facts(events, time.monotonic())
+        refused = self.schema.select(events, "descriptor_refused")
+        if len(refused):
+            out += self._descriptor_counts.facts(refused, time.monotonic())
+        full = [self.schema.select(events, name)["cgroup_id"] for name in _FULL if name in self.schema.types]
+        out += self._memory.groups({i for ids in full for i in ids.tolist()})
         return out + self._descriptors(events)
 
     def _descriptors(self, events: Events) -> list[Fact]:

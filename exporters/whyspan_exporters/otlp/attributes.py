@@ -180,10 +180,11 @@ def of_verdict(finding: Finding) -> Attributes:
     put(out, "whyspan.fix", clean(v.fix, TEXT_CHARS))
     ruled_out = [f"{r.cause}: {r.check}" for r in finding.ruled_out[:MAX_RULED_OUT]]
     put(out, "whyspan.ruled_out", [clean(text, TEXT_CHARS) for text in ruled_out])
-    return out | _of_culprit(v.culprit)
+    return out | of_culprit(v.culprit)
 
 
-def _of_culprit(culprit: Culprit) -> Attributes:
+def of_culprit(culprit: Culprit) -> Attributes:
+    """Return who did it; nothing where nobody is named."""
     out: Attributes = {}
     if not culprit.kind:
         return out

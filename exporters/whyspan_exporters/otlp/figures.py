@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from whyspan.model import FAILED, UNKNOWN
 from whyspan.text import clean
 
 from whyspan_exporters.records import EXPORTER, Counts, Explained, Status
@@ -73,7 +74,9 @@ class Figures:
         with self._lock:
             if isinstance(record, Explained):
                 f = record.finding
-                cause = f.verdict.cause if f.slow else "none"
+                # A failure may have a cause although it came at once.
+                ended = f.request.outcome in FAILED and f.verdict.cause != UNKNOWN
+                cause = f.verdict.cause if f.slow or ended else "none"
                 service = _label(f.request.service)
                 _add(self._findings, {("findings", service, _label(cause)): 1.0})
                 if f.engine is not None and f.request.outcome != "open":  # it comes again when it has ended

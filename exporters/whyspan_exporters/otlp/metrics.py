@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from whyspan import __version__
 
-from whyspan_exporters.otlp import engine_metrics
+from whyspan_exporters.otlp import burst_metrics, engine_metrics
 from whyspan_exporters.otlp.figures import Figures, number, probes
 from whyspan_exporters.otlp.instrument import SERVICE, Instrument, Point, Read, totals
 
@@ -210,7 +210,7 @@ def start(
     """
     provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
     meter = provider.get_meter("whyspan", __version__)
-    instruments = _INSTRUMENTS + engine_metrics.INSTRUMENTS
+    instruments = _INSTRUMENTS + engine_metrics.INSTRUMENTS + burst_metrics.INSTRUMENTS
     if spans is not None:
         instruments += _span_instruments(spans)
     for instrument in instruments:

@@ -164,6 +164,10 @@ def _cause_span(
         links = _links(finding.verdict.culprit)
     else:
         values["whyspan.excess_ms"] = _excess_ms(finding, cause)
+        for other in finding.verdict.others:
+            if other.cause == cause:
+                values |= attributes.of_culprit(other.culprit)
+                links = _links(other.culprit)
     return build.span(f"cause.{cause}", interval, parent, values, events=events, links=links)
 
 
