@@ -36,8 +36,8 @@ MISSING = $(shell for p in $(PACKAGES); do \
 ARCH := $(shell uname -m | sed -e 's/x86_64/x86/' -e 's/aarch64/arm64/' -e 's/ppc64le/powerpc/' \
 	-e 's/riscv64/riscv/' -e 's/s390x/s390/')
 PROBES := probes/whyspan_probes
-BPF_SOURCES := $(wildcard $(PROBES)/*.bpf.c)
-BPF_HEADERS := $(wildcard $(PROBES)/*.bpf.h)
+BPF_SOURCES := $(wildcard $(PROBES)/*.bpf.c $(PROBES)/bursts/*.bpf.c)
+BPF_HEADERS := $(wildcard $(PROBES)/*.bpf.h $(PROBES)/bursts/*.bpf.h)
 BPF_OBJECTS := $(BPF_SOURCES:.bpf.c=.bpf.o)
 MARKER := probes/whyspan_inproc/whyspan_inproc/_marker.abi3.so
 BPF_CFLAGS := -g -O2 -target bpf -D__TARGET_ARCH_$(ARCH) -isystem $(BUILD) -I$(PROBES) -Wall -Werror -Wpadded
@@ -134,6 +134,11 @@ endif
 .PHONY: bench
 bench: venv build vllm ## Measure: stitching, cost on the demo's server and on vLLM, ingest rate (35 min, root)
 	$(Q)$(if $(SUDO),$(SUDO) env WHYSPAN_CACHE='$(WHYSPAN_CACHE)') $(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: bench-faults
+bench-faults: venv build vllm ## Inject every host fault into three servers and score the verdicts (root); FAULT=id, QUICK=1 (15 min)
+	$(Q)$(if $(SUDO),$(SUDO) env WHYSPAN_CACHE='$(WHYSPAN_CACHE)') $(BIN)/python -m tests.faults.host \
+		$(foreach f,$(FAULT),--fault $(f)) $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what was built; keeps .venv and the packages

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tests import tracefs
-from tests.bench import cost, ingest, plugin, stitch, vllm_cost
+from tests.bench import cost, ingest, malloc, plugin, stitch, vllm_cost
 from tests.demo.procs import ROOT
 
 #: Figures whose targets stand in the project's plan: name -> (limit, whether less is better).
 TARGETS: dict[str, tuple[float, bool]] = {
+    "malloc_watched_ratio": (0.99, False),
     "plugin_direct_cost_ratio": (0.005, True),
     "stitched_wrong": (0, True),
     "stitched_missing": (0, True),
@@ -98,6 +99,11 @@ def bench_plugin(directory: Path) -> dict[str, Any]:
     return plugin.run(directory)
 
 
+def bench_malloc(directory: Path) -> dict[str, Any]:
+    """malloc in a watched process against the same unwatched, in turns; and with uprobes"""
+    return malloc.run(directory)
+
+
 #: Pairs of windows; ``--pairs`` changes it.
 PAIRS = {"vllm": vllm_cost.PAIRS}
 
@@ -107,6 +113,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "cost": bench_cost,
     "vllm": bench_vllm,
     "plugin": bench_plugin,
+    "malloc": bench_malloc,
 }
 
 

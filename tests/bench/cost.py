@@ -16,12 +16,13 @@ from typing import Any
 
 import psutil
 from whyspan_probes.program_stats import StatsWindow
+from whyspan_probes.registry import discover
 
 from tests.bench.ports import free_port
 from tests.demo.procs import cpu_ns, favour, pin, python, spawn, stop, wait_http
 
 SERVER_CPU, OTHER_CPU = 1, 0
-_PROBES = ("block_io", "edges", "fds", "sched", "sockets")
+_NAME_BYTES = 15  # what the kernel keeps of a program's name
 STATS_S = 5.0
 _PSS_EVERY_S = 10.0
 
@@ -42,9 +43,13 @@ def bpf_runs() -> dict[str, tuple[int, int]]:
     """Return (run time in ns, runs) of each probe's programs so far, as counted while statistics are on."""
     shown = subprocess.run(["bpftool", "prog", "show", "-j"], capture_output=True, check=True).stdout
     programs, out = json.loads(shown), {}
-    for probe in _PROBES:
-        ours = [p for p in programs if p.get("name", "").startswith(probe + "_")]
-        out[probe] = sum(p.get("run_time_ns", 0) for p in ours), sum(p.get("run_cnt", 0) for p in ours)
+    for found in discover():
+        names = {name[:_NAME_BYTES] for name in found.probe.programs()}
+        ours = [p for p in programs if p.get("name", "") in names]
+        out[found.probe.name] = (
+            sum(p.get("run_time_ns", 0) for p in ours),
+            sum(p.get("run_cnt", 0) for p in ours),
+        )
     return out
 
 
@@ -57,15 +62,20 @@ def probe_costs(seconds: float = STATS_S) -> dict[str, Any]:
         after, elapsed = bpf_runs(), time.monotonic() - began
     finally:
         window.close()
-    ns = {p: after[p][0] - before[p][0] for p in _PROBES}
-    runs = {p: after[p][1] - before[p][1] for p in _PROBES}
+    # A program that was taken away since counts for nothing.
+    ns = {p: max(after[p][0] - before[p][0], 0) for p in after}
+    runs = {p: max(after[p][1] - before[p][1], 0) for p in after}
     return {
         "bpf_cores": sum(ns.values()) / elapsed / 1e9,
         "probe_hits_per_s": sum(runs.values()) / elapsed,
         "ns_per_hit": sum(ns.values()) / max(sum(runs.values()), 1),
         "probes": {
-            p: {"hits_per_s": round(runs[p] / elapsed), "ns_per_hit": round(ns[p] / max(runs[p], 1))}
-            for p in _PROBES
+            p: {
+                "hits_per_s": round(runs[p] / elapsed),
+                "ns_per_hit": round(ns[p] / max(runs[p], 1)),
+                "cores": ns[p] / elapsed / 1e9,
+            }
+            for p in sorted(ns, key=lambda p: (-ns[p], p))
         },
     }
 

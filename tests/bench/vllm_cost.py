@@ -193,6 +193,19 @@ def _block(directory: Path, pid: int, pattern: list[bool]) -> list[tuple[bool, i
     return out
 
 
+def shares(cost: dict[str, Any]) -> list[str]:
+    """Return a table of the probes, the dearest first: hits, time per hit, and share of the server's CPU."""
+    lines = [f"{'probe':16} {'hits/s':>9} {'ns each':>8} {'of a core':>10} {'of the server':>14}"]
+    for probe, run in cost["probes"].items():
+        part = run["cores"] / cost["server_cores"] if cost["server_cores"] else 0.0
+        lines.append(
+            f"{probe:16} {run['hits_per_s']:9,} {run['ns_per_hit']:8,} {run['cores']:10.3%} {part:14.3%}"
+        )
+    part = cost["agent_cores"] / cost["server_cores"] if cost["server_cores"] else 0.0
+    lines.append(f"{'agent':16} {'':9} {'':8} {cost['agent_cores']:10.3%} {part:14.3%}")
+    return lines
+
+
 def tell(name: str, cost: dict[str, Any], say: Callable[[str], None]) -> None:
     """Say what watching costs under one load, each probe by itself."""
     say(
@@ -200,8 +213,8 @@ def tell(name: str, cost: dict[str, Any], say: Callable[[str], None]) -> None:
         f"server {cost['server_cores']:.2f} cores; direct cost {cost['direct_cost_ratio']:.2%} "
         f"(probes {cost['bpf_cores']:.2%}, agent {cost['agent_cores']:.2%} of a core)"
     )
-    for probe, run in cost["probes"].items():
-        say(f"  {probe:9} {run['hits_per_s']:7,} hits/s {run['ns_per_hit']:6,} ns each")
+    for line in shares(cost):
+        say(f"  {line}")
 
 
 def _ttft_ms(records: list[dict[str, Any]], begin_ns: int, end_ns: int) -> float:

@@ -162,3 +162,17 @@ def test_foreign_threads_are_not_named_when_told_so(watch: Watch, spawn: Spawn) 
     child.run()
     assert w.count("sched_switch_out", tid=child.tgid) >= 23
     assert w.count("sched_name") == 0
+
+
+def test_soft_interrupts_on_top_of_a_thread_are_counted_in_ticks(watch: Watch, spawn: Spawn) -> None:
+    w, child = watch("sched"), spawn("datagrams", 200_003)
+    w.watch(child.tgid)
+    child.run()
+    rows = w.rows("sched_stolen")
+    assert len(rows) > 0
+    assert set(rows["tid"].tolist()) == {child.tgid}
+    assert set(rows["aux"].tolist()) <= {2, 3, 4, 5, 6}  # none that the tick itself raises
+    received = rows[rows["aux"] == 3]
+    assert len(received) > 0
+    assert (received["syscall_nr"] == 44).any()  # over the loopback: on the spot, in sendto
+    assert (rows["stolen_ns"] >= 500_000).all()

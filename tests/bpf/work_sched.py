@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import socket
 import struct
 import threading
 import time
@@ -174,3 +175,17 @@ def forks(count: str) -> Work:
         os.waitpid(-1, 0)
         alive -= 1
     yield {}
+
+
+def datagrams(count: str) -> Work:
+    """Send datagrams to oneself that nobody reads: each is received on the spot, in a soft interrupt."""
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as by,
+    ):
+        to.bind(("127.0.0.1", 0))
+        address = to.getsockname()
+        yield {}
+        for _ in range(int(count)):
+            by.sendto(b"x" * 100, address)
+        yield {}

@@ -13,7 +13,16 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tests.bpf import work_io, work_marks, work_sched
+from tests.bpf import (
+    work_descriptors,
+    work_io,
+    work_locks,
+    work_marks,
+    work_memory,
+    work_net,
+    work_sched,
+    work_storage,
+)
 from tests.bpf.scripted import scripted_server
 from tests.bpf.work_sched import Work
 
@@ -27,6 +36,7 @@ WORKLOADS: dict[str, Callable[..., Work]] = {
         work_sched.threads_then_exit,
         work_sched.programs,
         work_sched.forks,
+        work_sched.datagrams,
         work_io.edges,
         work_io.numbered_writes,
         work_io.odd_and_even_writes,
@@ -37,6 +47,24 @@ WORKLOADS: dict[str, Callable[..., Work]] = {
         work_io.unix_stream,
         work_io.tcp_stream,
         work_marks.marker,
+        work_locks.gil_waits,
+        work_locks.mutex_waits,
+        work_locks.malloc_waits,
+        work_descriptors.out_of_descriptors,
+        work_memory.fills_cache,
+        work_memory.touches,
+        work_net.connects,
+        work_net.transfer,
+        work_net.one_syn,
+        work_net.nagle,
+        work_net.crowd,
+        work_net.dns,
+        work_storage.file_faults,
+        work_storage.send_faults,
+        work_storage.plain_reads,
+        work_storage.swap_faults,
+        work_storage.many_mappings,
+        work_storage.dirties,
         scripted_server,
     )
 }

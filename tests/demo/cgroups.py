@@ -63,13 +63,17 @@ class CpuGroup:
         if quota_us is not None:
             (self._dir / "cpu.cfs_quota_us").write_text(str(quota_us))
 
-    def set_weight(self, factor: float) -> None:
-        """Give the group ``factor`` times the default weight, within what the kernel takes."""
+    def set_weight(self, factor: float, *, parent: bool = False) -> None:
+        """Give the group ``factor`` times the default weight, within what the kernel takes.
+
+        *parent*: not the group but ``whyspan-demo``: its groups together, against all other processes of the machine.
+        """
+        where = self._dir.parent if parent else self._dir
         if self.version == 2:
             weight = min(10_000, max(1, round(DEFAULT_WEIGHT * factor)))
-            (self._dir / "cpu.weight").write_text(str(weight))
+            (where / "cpu.weight").write_text(str(weight))
         else:
-            (self._dir / "cpu.shares").write_text(str(min(262_144, max(2, round(1024 * factor)))))
+            (where / "cpu.shares").write_text(str(min(262_144, max(2, round(1024 * factor)))))
 
     def throttled_count(self) -> int:
         """Periods in which the group was throttled so far."""

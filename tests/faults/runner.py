@@ -73,15 +73,23 @@ class Agent:
     """One ``whyspan run`` beside the server."""
 
     def __init__(
-        self, folder: Path, pid: int, service: str, e2e_ms: int, *, cpus: set[int], rates: Mapping[str, float]
+        self,
+        folder: Path,
+        pid: int,
+        service: str,
+        e2e_ms: int,
+        *,
+        cpus: set[int],
+        rates: Mapping[str, float],
+        record: bool = False,
     ) -> None:
-        """*rates*: explanations per second, of slow requests and of ordinary ones."""
+        """*rates*: explanations per second, of slow requests and of ordinary ones. *record*: write ``run.rec``."""
         self.state, self.log = folder / "state", folder / "agent.log"
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir(parents=True)
         config = folder / "whyspan.toml"
         config.write_text(CONFIG.format(pid=pid, service=service, e2e_ms=e2e_ms, state=self.state, **rates))
-        if os.environ.get("WHYSPAN_FAULTS_RECORD"):
+        if record or os.environ.get("WHYSPAN_FAULTS_RECORD"):
             config.write_text(
                 config.read_text().replace("[collector]", f'[collector]\nrecord = "{folder}/run.rec"')
             )

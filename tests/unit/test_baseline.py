@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from whyspan.baseline import MAX_CLASSES, MIN_COUNT, RESERVOIR, Baseline, class_of, ttft_ms
+from whyspan.baseline import MAX_CLASSES, MIN_COUNT, RESERVOIR, Baseline, class_of
+from whyspan.latency import ttft_ms
 from whyspan.model import Request
 
 from tests.unit.timeline import request

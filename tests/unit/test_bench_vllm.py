@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.bench.vllm_cost import chunks_in, ratio_of
+from tests.bench.vllm_cost import chunks_in, ratio_of, shares
 
 
 def test_a_constant_ratio_has_an_interval_of_no_width() -> None:
@@ -41,3 +41,17 @@ def test_tokens_of_a_window_are_shared_out_by_time() -> None:
     assert chunks_in(records, 150, 250) == pytest.approx(5 + 10)
     whole = chunks_in(records, 0, 150) + chunks_in(records, 150, 400)
     assert whole == pytest.approx(35)
+
+
+def test_each_probe_s_share_of_the_server_is_told() -> None:
+    probes = {
+        "sched": {"hits_per_s": 12345, "ns_per_hit": 300, "cores": 0.0037},
+        "fds": {"hits_per_s": 7, "ns_per_hit": 900, "cores": 0.0},
+    }
+    lines = shares({"probes": probes, "server_cores": 2.0, "agent_cores": 0.01})
+    assert [line.split() for line in lines[1:]] == [
+        ["sched", "12,345", "300", "0.370%", "0.185%"],
+        ["fds", "7", "900", "0.000%", "0.000%"],
+        ["agent", "1.000%", "0.500%"],
+    ]
+    assert len({len(line) for line in lines}) == 1

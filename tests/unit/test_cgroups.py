@@ -113,3 +113,17 @@ def test_the_host_namespace_cannot_be_joined_without_being_seen(monkeypatch: pyt
         cgroups._libc, "setns", lambda *_: pytest.fail("joined a namespace that is not the host's")
     )
     assert cgroups.join_host_namespace() is False
+
+
+def test_the_memory_controllers_path_is_its_own() -> None:
+    hybrid = "9:name=systemd:/s\n4:memory:/pods/m\n1:cpu,cpuacct:/pods/c\n0::/u\n"
+    assert cgroups.memory_path_in(hybrid) == "/pods/m"
+    assert cgroups.memory_path_in("0::/user.slice/x\n") == "/user.slice/x"
+    assert cgroups.memory_path_in("1:cpu:/c\nrubbish\n") == ""
+
+
+def test_memory_limits_are_looked_for_in_version_1_first() -> None:
+    cpu = Mount(Path("/c"), "/", 1, frozenset({"cpu"}))
+    memory = Mount(Path("/m"), "/", 1, frozenset({"memory"}))
+    unified = Mount(Path("/u"), "/", 2, frozenset())
+    assert cgroups.memory_mounts([cpu, unified, memory]) == [memory, unified]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from whyspan.facts import Facts, Lru
+from whyspan.facts import Facts
+from whyspan.lru import Lru
 from whyspan.model import Batch, CgroupFact, FdFact, ProcessFact, ThreadFact
 
-from tests.unit.timeline import HOG, LOOP, SCHEMA, SERVER, WORKER, EventBuilder
+from tests.unit.timeline import HOG, LOOP, SCHEMA, SERVER, WORKER, EventBuilder, ns
 
 
 def facts_of(b: EventBuilder, *given: ProcessFact | ThreadFact | CgroupFact | FdFact) -> Facts:
@@ -134,3 +135,10 @@ def test_a_thread_seen_yielding_is_a_spinner_until_it_ends() -> None:
     assert not facts.spins(LOOP)
     facts.update(Batch(0, EventBuilder().out(2, LOOP).chunk()), SCHEMA)
     assert facts.spins(WORKER)  # once is enough
+
+
+def test_a_child_that_lived_and_died_in_the_first_batch_is_of_the_service() -> None:
+    b = EventBuilder().add("sched_fork", 1, SERVER, child_tid=500, child_tgid=500, comm=b"helper")
+    b.add("sched_exit", 5, 500, aux=1, exit_code=9)
+    (death,) = facts_of(b, ProcessFact(SERVER, "server", service="svc")).deaths("svc", 0, ns(10))
+    assert (death.tgid, death.exit_code, death.born_ns) == (500, 9, ns(1))

@@ -355,6 +355,17 @@ def test_totals_go_on_when_the_collector_restarts() -> None:
     assert total(f, "requests") == 1900
 
 
+def test_a_failure_that_came_at_once_counts_under_its_cause(make_finding: MakeFinding) -> None:
+    f = Figures()
+    for n, (outcome, cause) in enumerate(
+        [("killed", "memory.oom"), ("killed", "unknown"), ("ok", "memory.oom")], start=1
+    ):
+        finding = make_finding(n, slow=False)
+        finding.request.outcome, finding.verdict.cause = outcome, cause
+        f.add(Explained(finding_id("i", finding), START, finding))
+    assert {label: v for _, label, v in f.totals("findings")} == {"memory.oom": 1, "none": 2}
+
+
 def test_series_are_bounded() -> None:
     f = Figures()
     for n in range(100):

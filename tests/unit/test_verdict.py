@@ -129,7 +129,8 @@ def test_two_causes_are_both_reported_ranked() -> None:
     b.out(300, LOOP, 0, flags=6).into(450, LOOP, throttled_ms=150)
     finding = explain(b, request(0, 500), usually(150, {"work.cpu": 150}))
     assert finding.verdict.cause == "cpu.runqueue"
-    assert "also cpu.throttled: 150.0 ms of excess" in finding.verdict.evidence
+    (other,) = finding.verdict.others
+    assert (other.cause, other.excess_ms, other.culprit.kind) == ("cpu.throttled", 150, "cgroup")
     check = {r.cause: r.check for r in finding.ruled_out}["cpu.throttled"]
     assert check.startswith("150.0 ms on the path, not the largest")
 

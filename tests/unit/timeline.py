@@ -8,7 +8,7 @@ import numpy as np
 from whyspan.causes import Classified, Context, classify
 from whyspan.critical_path import Path, walk
 from whyspan.facts import Facts
-from whyspan.model import Batch, CgroupFact, FdFact, ProcessFact, Request, ThreadFact
+from whyspan.model import Batch, Fact, ProcessFact, Request, ThreadFact
 from whyspan.threads import Timelines
 from whyspan_probes.schema import EVENT, Events, EventType, Schema
 
@@ -77,6 +77,16 @@ _PAYLOADS: dict[str, list[tuple[str, str]]] = {
         ("lport", "<u2"),
         ("rport", "<u2"),
     ],
+    "page_wait": [
+        ("inode", "<u8"),
+        ("index", "<u8"),
+        ("pages", "<u4"),
+        ("dev", "<u4"),
+        ("syscall_nr", "<i4"),
+        ("swapped", "<u4"),
+    ],
+    "file_flush": [("inode", "<u8"), ("pages", "<u4"), ("dev", "<u4"), ("file", "S16")],
+    "dirty_pause": [("dev", "<u4"), ("pages", "<u4"), ("comm", "S16"), ("pad", "<u8")],
     "block_done": [
         ("sector", "<u8"),
         ("issue_ns", "<u8"),
@@ -86,11 +96,128 @@ _PAYLOADS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 _PAYLOADS["sock_send"] = _PAYLOADS["sock_recv"]
+_PAYLOADS["gc_pause"] = [("begin_ns", "<u8"), ("collected", "<i8"), ("_pad", "V16")]
+_PAYLOADS["gc_start"] = [("_pad", "V32")]
+_PAYLOADS["descriptor_refused"] = [
+    ("limit", "<u8"),
+    ("syscall_nr", "<i4"),
+    ("times", "<u4"),
+    ("_pad", "V16"),
+]
+_PAYLOADS["sched_stolen"] = [("stolen_ns", "<u8"), ("syscall_nr", "<i4"), ("_pad", "<u4"), ("_pad2", "V16")]
+_PAYLOADS["power_woken"] = [("idle_ns", "<u8"), ("left_ns", "<u8"), ("_pad", "V16")]
+_PAYLOADS["power_frequency"] = [("khz", "<u4"), ("before_khz", "<u4"), ("_pad", "V24")]
+_PAYLOADS["numa_migrated"] = [("begin_ns", "<u8"), ("pages", "<u8"), ("failed", "<u8"), ("_pad", "<u8")]
+_PAYLOADS["numa_moved"] = [("from_cpu", "<i4"), ("to_cpu", "<i4"), ("_pad", "V24")]
+_PAYLOADS["futex_wait"] = [
+    ("uaddr", "<u8"),
+    ("ip", "<u8"),
+    ("val", "<u4"),
+    ("owner", "<u4"),
+    ("_pad", "<u8"),
+]
+_PAYLOADS["futex_from"] = [("word0", "<u8"), ("word1", "<u8"), ("word2", "<u8"), ("word3", "<u8")]
+_PAYLOADS["mmap_lock_wait"] = [
+    ("owner_tid", "<u4"),
+    ("owner_tgid", "<u4"),
+    ("key", "<u8"),
+    ("_pad", "V16"),
+]
+_PAYLOADS["direct_reclaim"] = [
+    ("begin_ns", "<u8"),
+    ("cgroup_id", "<u8"),
+    ("pages", "<u4"),
+    ("limit_pages", "<u4"),
+    ("busy_us", "<u4"),
+    ("calls", "<u2"),
+    ("throttled_ms", "<u2"),
+]
+_PAYLOADS["memcg_reclaim"] = _PAYLOADS["compaction"] = _PAYLOADS["direct_reclaim"]
+_PAYLOADS["sched_exit"] = [("exit_code", "<u4"), ("_pad", "<u4"), ("comm", "S16"), ("_pad2", "<u8")]
+_PAYLOADS["oom_victim"] = [
+    ("cgroup_id", "<u8"),
+    ("limit_pages", "<u4"),
+    ("usage_pages", "<u4"),
+    ("anon_pages", "<u4"),
+    ("file_pages", "<u4"),
+    ("shmem_pages", "<u4"),
+    ("uid", "<u4"),
+]
+_PAYLOADS["oom_name"] = [
+    ("comm", "S16"),
+    ("asker_tid", "<u4"),
+    ("asker_tgid", "<u4"),
+    ("score_adj", "<i4"),
+    ("swap_pages", "<u4"),
+]
 _PAYLOADS["tls_handshake"] = [
     ("begin_ns", "<u8"),
     ("cookie", "<u8"),
     ("session", "<u8"),
     ("calls", "<u4"),
+    ("lport", "<u2"),
+    ("rport", "<u2"),
+]
+_PAYLOADS["tcp_retransmit"] = [
+    ("cookie", "<u8"),
+    ("seq", "<u4"),
+    ("rto_us", "<u4"),
+    ("srtt_us", "<u4"),
+    ("total", "<u4"),
+    ("lport", "<u2"),
+    ("rport", "<u2"),
+    ("state", "<u2"),
+    ("timeouts", "<u2"),
+]
+_PAYLOADS["tcp_connect"] = [
+    ("cookie", "<u8"),
+    ("duration_ns", "<u8"),
+    ("error", "<u4"),
+    ("again", "<u4"),
+    ("lport", "<u2"),
+    ("rport", "<u2"),
+    ("failed", "<u4"),
+]
+_PAYLOADS["tcp_synack"] = [
+    ("cookie", "<u8"),
+    ("again", "<u4"),
+    ("backlog", "<u4"),
+    ("limit", "<u4"),
+    ("drops", "<u4"),
+    ("lport", "<u2"),
+    ("rport", "<u2"),
+    ("_pad", "<u4"),
+]
+_PAYLOADS["accept_queue"] = [
+    ("cookie", "<u8"),
+    ("_pad", "<u8"),
+    ("backlog", "<u4"),
+    ("limit", "<u4"),
+    ("drops", "<u4"),
+    ("lport", "<u2"),
+    ("_pad2", "<u2"),
+]
+_PAYLOADS["sock_held"] = [
+    ("cookie", "<u8"),
+    ("held_ns", "<u8"),
+    ("left_ns", "<u8"),
+    ("bytes", "<u4"),
+    ("lport", "<u2"),
+    ("rport", "<u2"),
+]
+_PAYLOADS["sock_hole"] = [
+    ("cookie", "<u8"),
+    ("_pad", "<u8"),
+    ("packets", "<u4"),
+    ("total", "<u4"),
+    ("srtt_us", "<u4"),
+    ("lport", "<u2"),
+    ("rport", "<u2"),
+]
+_PAYLOADS["dns_message"] = [
+    ("cookie", "<u8"),
+    ("_pad", "V16"),
+    ("bytes", "<u4"),
     ("lport", "<u2"),
     ("rport", "<u2"),
 ]
@@ -114,7 +241,7 @@ class EventBuilder:
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, bytes]] = []
-        self.facts: list[ProcessFact | ThreadFact | CgroupFact | FdFact] = []
+        self.facts: list[Fact] = []
         self.tgids: dict[int, int] = {LOOP: SERVER, WORKER: SERVER, 0: 0}
 
     def tgid(self, tid: int) -> int:
@@ -188,6 +315,25 @@ class EventBuilder:
             softirq_vec=vec,
         )
 
+    def locked(
+        self,
+        ms: float,
+        tid: int,
+        address: int,
+        *,
+        op: int = 0,
+        val: int = 2,
+        ip: int = 0,
+        words: tuple[int, ...] = (),
+        cpu: int = 0,
+        **payload: Any,
+    ) -> EventBuilder:
+        """The thread goes to sleep at a futex; by default as glibc's mutexes do."""
+        self.add("futex_wait", ms, tid, cpu, op, uaddr=address, val=val, ip=ip, **payload)
+        if words:
+            self.add("futex_from", ms, tid, cpu, len(words), **{f"word{i}": w for i, w in enumerate(words)})
+        return self.out(ms, tid, cpu=cpu, arg0=address)
+
     def send(self, ms: float, tid: int, key: int = COOKIE, **payload: Any) -> EventBuilder:
         """The thread has sent on an inet socket (``aux=1``: unix)."""
         return self.add("sock_send", ms, tid, **{"aux": 2, "bytes": 10, "key": key, **payload})
@@ -200,6 +346,27 @@ class EventBuilder:
         """The thread writes (``edge_write``) or has read (``edge_read``) an eventfd."""
         return self.add(name, ms, tid, **{"aux": 1, "bytes": 8, "key": key, **payload})
 
+    def reclaim(
+        self,
+        name: str,
+        start_ms: float,
+        end_ms: float,
+        tid: int,
+        *,
+        busy_ms: float | None = None,
+        **payload: Any,
+    ) -> EventBuilder:
+        """The thread has freed memory (``direct_reclaim``, ``memcg_reclaim``) or done ``compaction``."""
+        busy = end_ms - start_ms if busy_ms is None else busy_ms
+        own = {"begin_ns": ns(start_ms), "busy_us": round(busy * 1000), "calls": 1}
+        return self.add(name, end_ms, tid, **{**own, **payload})
+
+    def oom(self, ms: float, tgid: int, comm: str = "", *, asker: int = 0, **payload: Any) -> EventBuilder:
+        """The OOM killer has chosen a process; it dies of it at once."""
+        self.add("oom_victim", ms, tgid, **payload)
+        self.add("oom_name", ms, tgid, comm=comm.encode(), asker_tid=asker, asker_tgid=asker)
+        return self.add("sched_exit", ms + 0.1, tgid, aux=1, exit_code=9)
+
     def chunk(self) -> Events:
         """Return the events as one EVENT array, sorted by time, first added first."""
         rows = sorted(self.rows, key=lambda r: r[0])
@@ -210,7 +377,7 @@ class EventBuilder:
         whole = self.chunk()
         return np.split(whole, [int(np.searchsorted(whole["ts_ns"], ns(c))) for c in cuts_ms])
 
-    def known(self, *facts: ProcessFact | ThreadFact | CgroupFact | FdFact) -> EventBuilder:
+    def known(self, *facts: Fact) -> EventBuilder:
         """Add facts."""
         self.facts.extend(facts)
         return self

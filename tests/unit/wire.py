@@ -48,7 +48,6 @@ _MARKS: dict[str, list[tuple[str, str]]] = {
         ("_pad", "<u4"),
         ("first_ns", "<u8"),
     ],
-    "sched_exit": [("exit_code", "<u4"), ("_pad", "<u4"), ("comm", "S16"), ("_pad2", "<u8")],
 }
 
 #: The timelines' events under their own kinds, and what requests are made of.

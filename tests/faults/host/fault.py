@@ -33,6 +33,10 @@ class Inside:
     def on_worker(self) -> None:
         """Run on the thread that works for a request, before it does; never called in vLLM."""
 
+    def routes(self) -> Mapping[str, Callable[[], bytes]]:
+        """Return what answers a GET of a path, by path; on the event loop, or on a connection's thread."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Launch:
