@@ -51,6 +51,7 @@ class Timelines:
         self._fd_kind = schema.kind("fd_block")
         self._threads: dict[int, ThreadTimeline] = {}
         self._rows: dict[int, Events] = {}
+        self._rows_of: dict[tuple[int, str], Events] = {}
         self._longer: set[int] = set()
         self._keyed: dict[tuple[str, str, int], Events] = {}
         self._selected: dict[str, Events] = {}
@@ -91,7 +92,11 @@ class Timelines:
 
     def rows_of(self, tid: int, name: str) -> Events:
         """Return the thread's events of one kind with their own layout, in time order."""
-        return self.schema.select(self.rows(tid), name)
+        key = tid, name
+        rows = self._rows_of.get(key)
+        if rows is None:
+            rows = self._rows_of[key] = self.schema.select(self.rows(tid), name)
+        return rows
 
     def thread(self, tid: int) -> ThreadTimeline:
         """Return the timeline of a thread; an empty one when nothing was seen of it."""
@@ -110,6 +115,7 @@ class Timelines:
             if older:
                 self._rows[tid] = joined([*older, self.rows(tid)])
                 self._threads.pop(tid, None)
+                self._rows_of = {k: rows for k, rows in self._rows_of.items() if k[0] != tid}
         return self.thread(tid)
 
     def watched(self, tid: int) -> bool:

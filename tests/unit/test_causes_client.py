@@ -157,6 +157,12 @@ def test_a_usual_delay_does_not_make_a_request_slow_nor_unusual() -> None:
 # client.retry_storm
 
 
+@pytest.fixture
+def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count what came long before the request, too: these tests are about who comes again, not about when."""
+    monkeypatch.setattr(retries, "BEFORE_NS", retries.WINDOW_NS)
+
+
 def attempt(k: int, start: float, end: float, status: int = 200, **fields: object) -> Request:
     left = fields.pop("left", False)
     values = {
@@ -201,6 +207,7 @@ def behind_others() -> EventBuilder:
     )
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_waits_behind_work_that_was_sent_again_are_the_storm_s() -> None:
     found, ctx = storming(tried_again(20, 3))
     assert ms_of(found)["client.retry_storm"] == 50
@@ -211,12 +218,14 @@ def test_waits_behind_work_that_was_sent_again_are_the_storm_s() -> None:
     assert "arrivals per first attempt, 1000 ms after each failure" in culprit.detail
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_a_loop_busy_with_it_counts_too() -> None:
     b = EventBuilder().into(-5, LOOP).recv(0, LOOP).send(100, LOOP).out(101, LOOP, nr=EPOLL_WAIT)
     found, _ = storming(tried_again(20, 3), b)
     assert ms_of(found) == {"client.retry_storm": 100}
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_retries_that_name_themselves_need_no_bunching() -> None:
     arrived = [attempt(k, -9000 + 97 * k + 31 * (k % 7), -8900 + 97 * k, attempt=k % 3) for k in range(60)]
     _, ctx = storming(arrived)
@@ -224,6 +233,7 @@ def test_retries_that_name_themselves_need_no_bunching() -> None:
     assert seen is not None and seen.retries == 40
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_the_same_trace_again_after_a_failure_is_a_retry() -> None:
     arrived = []
     for k in range(40):
@@ -236,6 +246,7 @@ def test_the_same_trace_again_after_a_failure_is_a_retry() -> None:
     assert "client.retry_storm" in found.causes
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_failures_alone_are_no_storm() -> None:
     """Arrivals come as they like; that some follow a failure is chance."""
     arrived = [
@@ -247,12 +258,14 @@ def test_failures_alone_are_no_storm() -> None:
     assert "client.retry_storm" not in found.causes
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_clockwork_arrivals_after_equal_time_outs_are_no_storm() -> None:
     arrived = [attempt(k, -9000 + 125 * k, -9000 + 125 * k + 500, left=True) for k in range(70)]
     _, ctx = storming(arrived)
     assert retries.storm(ctx) is None
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_a_few_retries_under_load_are_no_storm() -> None:
     arrived = [attempt(k, -9000 + 60 * k, -8950 + 60 * k) for k in range(140)]
     arrived += [attempt(500 + k, -5000 + 700 * k, -4900 + 700 * k, attempt=1) for k in range(6)]
@@ -261,6 +274,7 @@ def test_a_few_retries_under_load_are_no_storm() -> None:
     assert "6 of 147 arrivals" in checks(found, ctx)["client.retry_storm"]
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_a_storm_does_not_explain_a_neighbour() -> None:
     b = EventBuilder().into(-5, LOOP).out(10, LOOP, 0, next_tid=HOG).into(60, LOOP, HOG).out(110, LOOP)
     found, _ = storming(tried_again(20, 3), b)
@@ -268,6 +282,7 @@ def test_a_storm_does_not_explain_a_neighbour() -> None:
     assert "client.retry_storm" not in found.causes
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_a_storm_does_not_explain_the_request_s_own_sleep() -> None:
     b = (
         EventBuilder()
@@ -281,9 +296,18 @@ def test_a_storm_does_not_explain_the_request_s_own_sleep() -> None:
     assert ms_of(found)["work.timer"] == 50
 
 
+@pytest.mark.usefixtures("long_ago")
 def test_nobody_beside_it_is_no_storm() -> None:
     found, ctx = behind_others().classify(request(0, 100))
     assert (
         checks(found, ctx)["client.retry_storm"]
         == "none of 0 arrivals looks like a retry; 0 attempts had failed"
     )
+
+
+def test_a_calm_before_the_storm_does_not_hide_it() -> None:
+    calm = [attempt(5000 + k, -19_000 + 61 * k, -18_990 + 61 * k, agent="other/1") for k in range(250)]
+    found, ctx = storming(sorted([*calm, *tried_again(32, 3)], key=lambda r: r.start_ns))
+    assert retries.storm(ctx) is not None
+    assert "client.retry_storm" in found.causes
+    assert retries.tally(ctx).window_ns == 3100 * MS

@@ -15,6 +15,7 @@ from tests.unit.timeline import (
     HOG,
     LOOP,
     MS,
+    NANOSLEEP,
     SENDTO,
     WORKER,
     EventBuilder,
@@ -197,15 +198,29 @@ def in_a_loop() -> EventBuilder:
 
 
 def test_a_loops_rests_are_one_wait_for_what_it_asked() -> None:
-    found, _ = held(in_a_loop(), 60.1, 10, 50).classify(request(0, 70, server_port=8080))
+    found, _ = held(in_a_loop(), 60.1, 10, 50).classify(request(0, 70, server_port=8080, recv_ns=ns(0)))
     assert ms_of(found)["net.nagle"] == 19 + 9 + 9
     assert any(s.inferred for s in found.segments if s.cause == "net.nagle")
+
+
+def test_what_wakes_the_loop_meanwhile_may_be_for_others() -> None:
+    b = EventBuilder().into(-5, LOOP).recv(0, LOOP).send(10, LOOP, UP, **ports(offset=1000, bytes=50))
+    b.send(-4, LOOP, OTHER, lport=8080).into(-5, WORKER).out(5, WORKER, nr=NANOSLEEP)
+    b.out(11, LOOP, nr=EPOLL_WAIT).wake(30, WORKER, context=TIMER).into(30, WORKER)
+    b.wake(30.5, LOOP, WORKER).out(31, WORKER, nr=NANOSLEEP).into(30.5, LOOP)
+    b.send(31, LOOP, OTHER, lport=8080).out(32, LOOP, nr=EPOLL_WAIT)
+    b.wake(60, LOOP, context=SOFTIRQ, vec=NET_RX).into(60, LOOP).recv(60.1, LOOP, UP, **ports())
+    b.send(70, LOOP, lport=8080).out(80, LOOP, nr=EPOLL_WAIT)
+    found, _ = held(b, 60.1, 10, 50).classify(request(0, 70, server_port=8080, recv_ns=ns(0)))
+    assert ms_of(found)["net.nagle"] == 18 + 20  # while the path is on the worker, too
+    found, _ = held(b, 60.1, 10, 50).classify(request(20, 70, server_port=8080, recv_ns=ns(20)))
+    assert ms_of(found).get("net.nagle", 0) == 18  # another request's: only the wait that its answer ended
 
 
 def test_a_loops_rests_are_not_charged_to_what_other_clients_lost() -> None:
     b = in_a_loop().send(5, LOOP, OTHER, lport=8080, rport=7)
     b = held(again(b, 50, OTHER, lport=8080, rport=7), 60.2, 10, 50, OTHER)
-    found, _ = b.classify(request(0, 70, server_port=8080))
+    found, _ = b.classify(request(0, 70, server_port=8080, recv_ns=ns(0)))
     assert not {"net.loss", "net.nagle"} & {s.cause for s in found.segments if s.start_ns > ns(31)}
 
 

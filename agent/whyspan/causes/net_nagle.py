@@ -29,7 +29,6 @@ class _Nagle(ConnectionRule):
     fix = "Try TCP_NODELAY on that connection, or one write for head and body."
     rank = 34
     events = ("sock_held",)
-    in_loops = True
     nothing = "no small write was held back for an acknowledgement"
 
     def find(self, ctx: Context) -> Mapping[int, Iterable[During]]:

@@ -12,8 +12,10 @@ from whyspan.causes.client_self_queued import sender_label
 from whyspan.causes.context import MS, Context
 from whyspan.model import Request
 
-#: Arrivals looked at: these many seconds before the request's end.
+#: Attempts are looked for from so long before the request's end on; those are counted that came from a little before
+#: its start on, whose work it may have waited behind.
 WINDOW_NS: Final = 20_000_000_000
+BEFORE_NS: Final = 3_000_000_000
 #: A retry comes within so long of the end of the attempt that failed. Source: back-off caps of common clients.
 MAX_BACKOFF_NS: Final = 30_000_000_000
 #: Arrivals per first attempt, and retries, from which on they are a storm.
@@ -42,6 +44,7 @@ class Storm(NamedTuple):
     delay_ns: int
     sender: str  # who sends most of them
     route: str
+    window_ns: int
 
     @property
     def amplification(self) -> float:
@@ -52,7 +55,7 @@ class Storm(NamedTuple):
         """Return it in words."""
         after = f", {self.delay_ns / MS:.0f} ms after the attempt before failed" if self.delay_ns else ""
         return (
-            f"{self.retries} of {self.arrivals} arrivals in {WINDOW_NS // 10**9} s were retries "
+            f"{self.retries} of {self.arrivals} arrivals in {self.window_ns / 1e9:.1f} s were retries "
             f"({self.amplification:.1f} per first attempt){after}"
         )
 
@@ -71,6 +74,8 @@ def tally(ctx: Context) -> Storm:
         arrived = ctx.beside.arrived(r.service, r.end_ns - WINDOW_NS, r.end_ns)
         again, settled = _named(arrived)
         again |= _bunched([a for a in arrived if (a.cookie, a.seq) not in again], settled)
+        since = max(r.start_ns - BEFORE_NS, r.end_ns - WINDOW_NS)
+        arrived = [a for a in arrived if a.start_ns >= since]
         retried = [a for a in arrived if (a.cookie, a.seq) in again]
         delays = sorted(ns for ns in again.values() if ns)
         who = Counter((sender_label(a), a.route) for a in retried if a.tenant or a.agent).most_common(1)
@@ -78,7 +83,13 @@ def tally(ctx: Context) -> Storm:
         sender, path = who[0][0] if who else ("", route[0][0] if route else "")
         failed = sum(_failed(a) for a in arrived)
         return Storm(
-            len(retried), len(arrived), failed, delays[len(delays) // 2] if delays else 0, sender, path
+            len(retried),
+            len(arrived),
+            failed,
+            delays[len(delays) // 2] if delays else 0,
+            sender,
+            path,
+            r.end_ns - since,
         )
 
     return ctx.memo("retries", count)
@@ -124,7 +135,8 @@ def _gave_up(before: Request, after: Request) -> bool:
     ended = _ended_ns(before)
     if not ended or ended > after.start_ns:
         return after.start_ns > before.start_ns and not ended  # its sender did not wait for its end
-    return _failed(before) and after.start_ns - ended <= MAX_BACKOFF_NS
+    left = 0 < before.left_ns < before.end_ns  # whoever has its trace again did not wait for the answer
+    return (left or _failed(before)) and after.start_ns - ended <= MAX_BACKOFF_NS
 
 
 def _bunched(arrived: list[Request], settled: set[_Key]) -> dict[_Key, int]:

@@ -20,7 +20,7 @@ from whyspan.timeline import BLOCKED, SOFTIRQ, TASK, Wait
 #: Positions in a stream are TCP's sequence numbers: they wrap.
 SEQ_MASK: Final = 0xFFFFFFFF
 _INET: Final = (2, 10)  # aux of sock_send and sock_recv
-_FD_SOCKET: Final = 4
+_MAX_ASKED: Final = 64
 
 
 class Touch(NamedTuple):
@@ -80,6 +80,37 @@ def _touch_at(tid: int, after_ns: int, recv: bool, ctx: Context) -> Touch | None
     return Touch(int(row["ts_ns"]), int(row["key"]), int(row["lport"]), int(row["rport"]), recv)
 
 
+def asked(ctx: Context) -> list[tuple[int, int, int]]:
+    """Return when an event loop waited for answers on this request's behalf, as (from, to, cookie of the connection).
+
+    A loop that reads a request and asks somebody before it rests does so for that request; and so on from the answer.
+    """
+    r = ctx.request
+    if not r.recv_ns or not ctx.loops(r.start_tid):
+        return []
+
+    def follow() -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = []
+        thread, at = ctx.timelines.thread(r.start_tid), r.recv_ns
+        sent = ctx.timelines.rows_of(r.start_tid, "sock_send")
+        sent = sent[(sent["lport"] != r.server_port) & np.isin(sent["aux"], _INET)] if len(sent) else sent
+        while len(found) < _MAX_ASKED and at < r.end_ns:
+            until = thread.next_block(at) or r.end_ns
+            ts = sent["ts_ns"]
+            i = int(ts.searchsorted(np.uint64(until), "right")) - 1
+            if i < 0 or int(ts[i]) < at:
+                break
+            cookie = int(sent["key"][i])
+            got = ctx.timelines.keyed("sock_recv", "key", cookie)["ts_ns"]
+            k = int(got.searchsorted(ts[i], "right"))
+            end = min(int(got[k]), r.end_ns) if k < len(got) else r.end_ns
+            found.append((int(ts[i]), end, cookie))
+            at = end
+        return found
+
+    return ctx.memo("asked", follow)
+
+
 def others(touch: Touch, ctx: Context) -> bool:
     """Return whether it is another client's connection: what holds that up does not hold up this request."""
     return touch.lport == ctx.request.server_port and touch.cookie != ctx.request.cookie
@@ -134,9 +165,6 @@ class ConnectionRule:
     events: ClassVar[tuple[str, ...]]
     nothing: ClassVar[str]
     states: ClassVar[frozenset[str]] = frozenset({BLOCKED})
-    #: Claim an event loop's rests, too, while a connection that it asks others over is held up. Only for a cause that
-    #: is the loop's own doing, so that connections of other requests have it as well.
-    in_loops: ClassVar[bool] = False
 
     def find(self, ctx: Context) -> Mapping[int, Iterable[During]]:
         """Return, by the connection's cookie, when it was held up."""
@@ -158,33 +186,27 @@ class ConnectionRule:
         touch = awaited(segment, ctx) if by_network(wait, ctx) else None
         direct = self.found(ctx).get(touch.cookie) if touch is not None and not others(touch, ctx) else None
         d = direct.first(segment.start_ns, segment.end_ns) if direct else None
-        if d is None and self.in_loops and rests(segment, ctx):
-            d = self._asked(segment.tid, ctx).first(segment.start_ns, segment.end_ns)
+        if d is None:
+            d = self._asked(ctx).first(segment.start_ns, segment.end_ns)
         if d is None:
             return None
         lo, hi = max(d.start_ns, segment.start_ns), min(d.end_ns, segment.end_ns)
         return Claim(self.id, d.detail, d.culprit, d.inferred, start_ns=lo, end_ns=hi)
 
-    def _asked(self, tid: int, ctx: Context) -> Stretches:
-        """Return the stretches that began in the request, of connections that a thread asks others over."""
+    def _asked(self, ctx: Context) -> Stretches:
+        """Return the stretches in which a loop waited for this request's answers, wherever the path is meanwhile: what
+        wakes a loop then is mostly for others.
+        """
 
         def look() -> Stretches:
-            sent = ctx.timelines.rows_of(tid, "sock_send")
-            asked = (
-                set(np.unique(sent["key"][sent["lport"] != ctx.request.server_port]).tolist())
-                if len(sent)
-                else set()
+            return tidy(
+                d._replace(start_ns=max(d.start_ns, since), end_ns=min(d.end_ns, until), inferred=True)
+                for since, until, cookie in asked(ctx)
+                for d in self.found(ctx).get(cookie, ())
+                if d.end_ns > since and d.start_ns < until
             )
-            began = [
-                d._replace(inferred=True)
-                for cookie, found in self.found(ctx).items()
-                if cookie in asked
-                for d in found
-                if ctx.request.start_ns <= d.start_ns < ctx.request.end_ns
-            ]
-            return tidy(began)
 
-        return ctx.memo((self.id, "asked", tid), look)
+        return ctx.memo((self.id, "asked"), look)
 
     def rule_out(self, path: Path, ctx: Context) -> str:
         """Return what was looked for, and how much of it there was on connections that nobody waited for."""

@@ -65,5 +65,5 @@ FAULT = Fault(
     inject,
     (THREADED,),
     launch=Launch(args=("--backlog", str(BACKLOG)), netns=True),
-    per_s=24,
+    per_s=40,
 )

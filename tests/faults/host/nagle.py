@@ -16,6 +16,7 @@ from tests.faults.host.netcalls import Calls, took
 from tests.faults.host.netdrop import counters
 
 DELAYED_ACK_MS = 40  # TCP_DELACK_MIN
+_CONNECTIONS = 8
 _WARM = 20  # a new connection is acknowledged at once for a while
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -32,6 +33,8 @@ class Pairs(Calls):
     def start(self, settings: Mapping[str, Any]) -> None:
         super().start(settings)
         self.free, self.streams = queue.SimpleQueue(), []
+        for end in [self.connect() for _ in range(_CONNECTIONS)]:
+            self.free.put(end)
 
     def connect(self) -> socket.socket:
         """Return a connection that has been in use."""
@@ -56,7 +59,7 @@ class Pairs(Calls):
         if self.streams:
             reader, writer = self.streams.pop()
         else:
-            end = await asyncio.get_running_loop().run_in_executor(None, self.connect)
+            end = self.connect()
             end.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=end)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)  # asyncio sets it

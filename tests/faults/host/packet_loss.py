@@ -9,7 +9,7 @@ from tests.demo.procs import DemoError
 from tests.faults.host.fault import HTTP, THREADED, Culprit, Fault, Hands, Injected, Launch
 from tests.faults.host.netdrop import counters, dropping
 
-CHUNK, BUFFER = 100_000, 1 << 16
+CHUNK, BUFFER = 60_000, 1 << 14
 DEVICE = "wb1i"  # the server's end of the pair, netns.py
 _FEW = 10
 
@@ -17,7 +17,7 @@ _FEW = 10
 @asynccontextmanager
 async def inject(hands: Hands) -> AsyncIterator[Injected]:
     """Lose some of the packets that leave the server's network namespace."""
-    percent, pid = hands.rng.randint(10, 20), hands.pids["server"][0]
+    percent, pid = hands.rng.randint(6, 12), hands.pids["server"][0]
     with dropping(pid, hands.folder, hands.port, percent=percent, device=DEVICE, way="egress"):
         before = counters(pid)
 

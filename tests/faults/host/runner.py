@@ -90,8 +90,7 @@ class Bench:
             arrivals = Arrivals(agent.state / "whyspan.db")
             await self.loop.do(arrivals.start())
             undo.push_async_callback(lambda: self.loop.do(arrivals.stop()))
-            sampler = self._sampler()
-            undo.callback(stop, sampler)
+            undo.callback(stop, sampler := self._sampler())
             since = await self._baseline()
             for number, case in enumerate(cases):
                 if not self.world.alive():
