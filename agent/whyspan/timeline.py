@@ -142,14 +142,13 @@ class ThreadTimeline:
         self._ins = sched.view(layout.into) if layout.into is not None else sched
         self._wakes = sched.view(layout.wake) if layout.wake is not None else sched
         self._rests: list[int] | None = None
+        self._throttles: bool | None = None
+        self._waits: dict[int, Wait] = {}
+        #: True when the thread was ever seen leaving or getting a CPU: it is watched.
+        self.known = any(c != _WAKE for c in self._code[:2])
         fds = rows[kind == fd_kind]
         self._fds: Events | None = fds.view(fd_dtype) if fd_dtype is not None and len(fds) else None
         self._fd_ts: list[int] = fds["ts_ns"].tolist() if self._fds is not None else []
-
-    @property
-    def known(self) -> bool:
-        """True when the thread was ever seen leaving or getting a CPU: it is watched."""
-        return any(c != _WAKE for c in self._code[:2])
 
     def before(self, t: int) -> Interval:
         """Return what the thread was doing just before *t*, and since when."""
@@ -177,11 +176,31 @@ class ThreadTimeline:
             return Interval(start, THROTTLED, i, inferred)
         return Interval(max(start, split), RUNNABLE if this == _OFF else WAKEUP, i, following < 0)
 
+    def awake(self, t: int) -> bool:
+        """Return whether the thread was on a CPU or wanted one just before *t*: known, and not blocked."""
+        i = bisect_left(self.ts, t) - 1
+        code = self._code
+        following = code[i + 1] if i + 1 < len(code) else -1
+        if i < 0:
+            return following in (_OFF, _BLOCK)
+        if code[i] == _IN:
+            return following not in (_IN, _WAKE)
+        return code[i] != _BLOCK and following not in (_OFF, _BLOCK)
+
     def _throttled_until(self, i: int) -> tuple[int, bool]:
         # The off-CPU interval i ends at event i+1, a switch-in, or is still open. Its throttled part starts
         # where the thread became runnable: the CPU's counter says how long, not when.
         start = self.ts[i]
-        if i + 1 >= len(self.ts):
+        if self._throttles is None:
+            # On most hosts nothing ever is: asked once, not at every interval.
+            code = np.array(self._code, np.int8)
+            off = (code == _OFF) | (code == _BLOCK)
+            self._throttles = bool(
+                self._outs["throttled_ns"][off].any()
+                or self._ins["throttled_ns"][code == _IN].any()
+                or (self._outs["flags"][off] & _THROTTLED).any()
+            )
+        if not self._throttles or i + 1 >= len(self.ts):
             return start, False
         out_at = i if self._code[i] == _OFF else i - 1
         if out_at < 0 or self._code[out_at] not in (_OFF, _BLOCK):
@@ -212,6 +231,12 @@ class ThreadTimeline:
 
     def wait(self, at: int) -> Wait:
         """Return the facts of the blocked interval that began at event *at* (-1: before the first event)."""
+        found = self._waits.get(at)
+        if found is None:
+            found = self._waits[at] = self._wait(at)
+        return found
+
+    def _wait(self, at: int) -> Wait:
         start = nr = prev_state = arg0 = 0
         fd: FdBlock | None = None
         if at >= 0:
@@ -298,6 +323,24 @@ class ThreadTimeline:
                 return self.ts[i]
             i += 1
         return None
+
+    def in_after(self, at: int) -> int | None:
+        """Return when the thread next got a CPU after the event at *at*, or None."""
+        for i in range(at + 1, len(self._code)):
+            if self._code[i] == _IN:
+                return self.ts[i]
+        return None
+
+    def context(self, at: int) -> int:
+        """Return in what context the blocked interval that began at event *at* ended; NO_WAKE when not seen."""
+        if at + 1 < len(self._code) and self._code[at + 1] == _WAKE:
+            return int(self._wakes["aux"][at + 1])
+        return NO_WAKE
+
+    def rests(self, t: int) -> bool:
+        """Return whether the thread had gone to sleep, or was just woken, when last seen before *t*: at a look."""
+        i = bisect_left(self.ts, t) - 1
+        return i >= 0 and self._code[i] in (_BLOCK, _WAKE)
 
     def block_before(self, at: int) -> int:
         """Return the position of the block before the event at *at*, -1 when none is near."""

@@ -125,6 +125,44 @@ def test_a_worker_in_reclaim_that_the_loop_waits_for_is_on_the_path() -> None:
     assert found.causes["memory.cgroup_limit"] == 50
 
 
+def behind(*stretches: tuple[float, float], siblings: int = 3) -> EventBuilder:
+    """LOOP waits 10 to 60 for the only CPU allowed behind WORKER, which frees memory meanwhile; others wait, too."""
+    b = EventBuilder().known(full(), ProcessFact(SERVER, "svc", service="svc", cpus_allowed=1, cpu_count=2))
+    b.into(-5, LOOP).out(10, LOOP, 0, next_tid=WORKER).into(10, WORKER, LOOP)
+    b.out(60, WORKER, next_tid=LOOP).into(60, LOOP, WORKER).out(200, LOOP)
+    for tid in range(110, 110 + siblings):
+        b.tgids[tid] = SERVER
+        b.into(-9, tid, cpu=1).out(-6, tid, 0, next_tid=HOG, cpu=1).into(300, tid, HOG, cpu=1)
+    for start, end in stretches:
+        at_limit(b, start, end, WORKER)
+    return b
+
+
+def test_a_wait_for_a_cpu_behind_siblings_in_reclaim_is_the_limits_doing() -> None:
+    found, _ = behind((12, 30), (31, 58)).classify(request(0, 100))
+    assert ms_of(found) == {"memory.cgroup_limit": 50, "work.cpu": 50}
+    assert found.culprits["memory.cgroup_limit"].name == GROUP
+    assert "90% of a wait for a CPU behind siblings" in found.evidence["memory.cgroup_limit"][1]
+
+
+def test_siblings_that_free_little_memory_are_oversubscription() -> None:
+    found, _ = behind((12, 30)).classify(request(0, 100))
+    assert ms_of(found) == {"cpu.oversubscribed": 50, "work.cpu": 50}
+
+
+def test_reclaim_of_a_sibling_that_was_ready_itself_had_no_cpu_to_take() -> None:
+    b = at_limit(behind(), 12, 58, 110)
+    assert ms_of(b.classify(request(0, 100))[0]) == {"cpu.oversubscribed": 50, "work.cpu": 50}
+
+
+def test_a_wait_behind_a_stranger_in_reclaim_is_the_strangers() -> None:
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, 0, next_tid=HOG).into(60, LOOP, HOG).out(200, LOOP)
+    assert ms_of(at_limit(b, 12, 58, HOG).classify(request(0, 100))[0]) == {
+        "cpu.runqueue": 50,
+        "work.cpu": 50,
+    }
+
+
 def test_reclaim_of_a_thread_that_nobody_waits_for_is_not_the_cause() -> None:
     b = running().into(-5, WORKER, cpu=1).out(200, WORKER, cpu=1)
     found, ctx = at_limit(b, 20, 80, WORKER).classify(request(0, 100))

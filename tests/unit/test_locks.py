@@ -241,6 +241,39 @@ def test_the_lock_of_the_memory_map_is_the_kernels() -> None:
     assert "mmap_lock" in found.culprits["lock.contention"].detail
 
 
+def test_a_thread_woken_in_vain_still_waits_for_the_memory_map() -> None:
+    # Another one took the lock before it: it sleeps again, and contention does not begin again.
+    b = builder().into(-5, LOOP).into(-5, WORKER, cpu=1).into(-5, SIBLING, cpu=2)
+    b.add("mmap_lock_wait", 10, LOOP, aux=2, owner_tid=WORKER, owner_tgid=SERVER, key=5)
+    b.out(10.001, LOOP, D, nr=9).wake(20, LOOP, WORKER).into(20.01, LOOP)
+    b.out(20.02, LOOP, D, nr=9).wake(40, LOOP, SIBLING).into(40.1, LOOP)
+    b.out(41, WORKER, cpu=1).out(42, SIBLING, cpu=2).out(60, LOOP, nr=EPOLL_WAIT)
+    path, _ = b.walk(request(0, 50))
+    assert [(s.tid, s.ns) for s in path.segments if s.via is not None] == [
+        (WORKER, 9_999_000),
+        (SIBLING, 19_980_000),
+    ]
+
+
+def test_a_thread_preempted_before_it_sleeps_waits_for_the_memory_map() -> None:
+    b = builder().into(-5, LOOP).into(-5, WORKER, cpu=1)
+    b.add("mmap_lock_wait", 10, LOOP, aux=2, owner_tid=WORKER, owner_tgid=SERVER, key=5)
+    b.out(10.001, LOOP, 0, nr=-2).into(13, LOOP).out(13.01, LOOP, D, nr=9)
+    b.wake(40, LOOP, WORKER).into(40.1, LOOP).out(41, WORKER, cpu=1).out(60, LOOP, nr=EPOLL_WAIT)
+    path, _ = b.walk(request(0, 50))
+    assert [(s.tid, s.ns) for s in path.segments if s.via is not None] == [(WORKER, 26_990_000)]
+
+
+def test_a_disk_wait_behind_one_for_the_memory_map_is_the_disks() -> None:
+    b = builder().into(-5, LOOP).into(-5, WORKER, cpu=1)
+    b.add("mmap_lock_wait", 10, LOOP, aux=1, owner_tid=WORKER, owner_tgid=SERVER, key=5)
+    b.out(10.001, LOOP, D, nr=-1).wake(20, LOOP, WORKER).into(20.01, LOOP)
+    b.out(20.02, LOOP, D, nr=-1).wake(40, LOOP, 0, context=3).into(40.1, LOOP)
+    b.out(41, WORKER, cpu=1).out(60, LOOP, nr=EPOLL_WAIT)
+    path, _ = b.walk(request(0, 50))
+    assert [(s.tid, s.ns) for s in path.segments if s.via is not None] == [(WORKER, 9_999_000)]
+
+
 def test_a_later_sleep_is_not_the_memory_maps() -> None:
     b = builder().into(-5, LOOP).into(-5, WORKER, cpu=1)
     b.add("mmap_lock_wait", 10, LOOP, aux=1, owner_tid=WORKER, owner_tgid=SERVER, key=5)

@@ -53,7 +53,9 @@ def classify(path: Path, ctx: Context) -> Classified:
             todo.append(piece._replace(start_ns=lo, end_ns=hi))
             todo.append(piece._replace(end_ns=lo))
             continue
-        _append(segments, _segment(piece._replace(start_ns=lo, end_ns=hi), claim, ctx))
+        if hi < piece.end_ns:
+            piece = piece._replace(end_ns=hi)
+        _append(segments, _segment(piece, claim, ctx))
         if claim.culprit is not None:
             blamed[claim.cause][claim.culprit] += hi - lo
     culprits = {c: max(who.items(), key=lambda kv: kv[1])[0] for c, who in blamed.items()}

@@ -72,12 +72,12 @@ class _RetryStorm:
 
 
 @cache
-def _behind() -> tuple[Rule, ...]:
-    return tuple(r for r in rules() if r.id in BEHIND)
+def _behind() -> tuple[tuple[Rule, Conditional | None], ...]:
+    return tuple((r, r if isinstance(r, Conditional) else None) for r in rules() if r.id in BEHIND)
 
 
 def _applicable(ctx: Context) -> list[Rule]:
-    return [r for r in _behind() if not isinstance(r, Conditional) or r.applies(ctx)]
+    return [r for r, conditional in _behind() if conditional is None or conditional.applies(ctx)]
 
 
 def _culprit(seen: Storm, ctx: Context) -> Culprit:

@@ -18,7 +18,7 @@ from whyspan.facts import Facts
 from whyspan.model import FdFact, Request
 from whyspan.syscalls import POLL
 from whyspan.threads import Timelines
-from whyspan.timeline import RUNNABLE, RUNNING, THROTTLED, WAKEUP, Rival
+from whyspan.timeline import Rival
 
 MS: Final = 1_000_000
 # Instants at which the demand for CPUs is sampled, per segment and per request.
@@ -46,6 +46,7 @@ class Context:
         self.facts: Facts = timelines.facts
         self.service_tgids = self.facts.tgids(request.service) | {request.tgid}
         self._goes: dict[int, list[Go]] = {}
+        self._labels: dict[tuple[int, int], str] = {}
         self._demand: dict[tuple[int, int], float] = {}
         self._rivals: dict[tuple[int, int, int], Rival] = {}
         self._servers: frozenset[int] | None = None
@@ -59,7 +60,10 @@ class Context:
 
     def thread_label(self, tid: int, tgid: int) -> str:
         """Return a name for a thread: its own, its process's, or its number."""
-        return self.facts.thread_name(tid, tgid) or f"thread {tid}"
+        label = self._labels.get((tid, tgid))
+        if label is None:
+            label = self._labels[tid, tgid] = self.facts.thread_name(tid, tgid) or f"thread {tid}"
+        return label
 
     def process_label(self, tgid: int, tid: int = 0) -> str:
         """Return the name of a process."""
@@ -107,12 +111,7 @@ class Context:
         for k in range(1, _SAMPLES + 1):
             t = segment.start_ns + segment.ns * k // (_SAMPLES + 1)
             for tid in members:
-                wanting += self.timelines.thread(tid).before(t + 1).state in (
-                    RUNNING,
-                    RUNNABLE,
-                    WAKEUP,
-                    THROTTLED,
-                )
+                wanting += self.timelines.thread(tid).awake(t + 1)
         self._demand[key] = wanting / _SAMPLES
         return self._demand[key]
 

@@ -46,6 +46,11 @@ class HeldRule:
         """Return in words what the holder did."""
         return "was on a CPU" if segment.state == RUNNING else f"was {segment.state} itself"
 
+    def applies(self, ctx: Context) -> bool:
+        """Return whether any lock was waited for on the path."""
+        path = ctx.path
+        return path is None or ctx.memo("locks on path", lambda: any(s.via is not None for s in path.segments))
+
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim what a holder did while it held the request up, unless something held the holder up."""
         via = segment.via
@@ -131,13 +136,28 @@ def _held_up(segment: PathSegment, ctx: Context) -> bool:
 
 
 def _host_rules(state: str, ctx: Context) -> list[Rule]:
-    # Told apart once for a state: to ask whether an object meets a protocol is slow, and segments are many.
-    host = [r for r in rules() if r.rank < _HOST_RANKS and r.id not in _ids() and _of_state(r, state)]
-    return [r for r in host if not isinstance(r, Conditional) or r.applies(ctx)]
+    able = ctx.memo("host rules", lambda: {r.id for r, c in _host() if c is None or c.applies(ctx)})
+    return [r for r, _ in _host() if r.id in able and _of_state(r, state)]
 
 
 def _of_state(rule: Rule, state: str) -> bool:
-    return not isinstance(rule, OfStates) or state in rule.states
+    states = _states().get(rule.id)
+    return states is None or state in states
+
+
+# Once for all: to ask whether an object meets a protocol takes longer than most rules do.
+@cache
+def _host() -> tuple[tuple[Rule, Conditional | None], ...]:
+    """Return the rules of the host, with the way to ask whether they apply."""
+    # Those before the first lock's have said no already, or the lock's rules would not be asked.
+    first = min((r.rank for r in rules() if isinstance(r, HeldRule)), default=0)
+    host = [r for r in rules() if first < r.rank < _HOST_RANKS and r.id not in _ids()]
+    return tuple((r, r if isinstance(r, Conditional) else None) for r in host)
+
+
+@cache
+def _states() -> dict[str, frozenset[str]]:
+    return {r.id: r.states for r in rules() if isinstance(r, OfStates)}
 
 
 @cache

@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from typing import ClassVar, Final, NamedTuple
 
 from whyspan.causes.context import Context
+from whyspan.causes.cpu_runqueue import waits_long
 from whyspan.causes.during import During
 from whyspan.causes.on_thread import OnThreadRule
+from whyspan.causes.rule import Claim
+from whyspan.critical_path import PathSegment
 from whyspan.model import Culprit, MemoryUser
+from whyspan.timeline import BLOCKED, RUNNABLE, RUNNING, WAKEUP
 
 _US: Final = 1_000
 _HIGH: Final = 0x100  # of aux: the limit is memory.high
@@ -35,6 +39,40 @@ class ReclaimRule(OnThreadRule):
     """
 
     what: ClassVar[str]  # a call, in words
+    states: ClassVar[frozenset[str]] = frozenset({RUNNING, BLOCKED, RUNNABLE, WAKEUP})
+
+    def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
+        """Claim what the thread spent in reclaim, and a long wait for a CPU that siblings spent there."""
+        if segment.state in (RUNNABLE, WAKEUP):
+            return self._behind(segment, ctx)
+        return super().match(segment, ctx)
+
+    def _behind(self, segment: PathSegment, ctx: Context) -> Claim | None:
+        # Siblings that use the CPU only to free memory do not want it for too much work: the limit holds both up.
+        rival = ctx.rival(segment) if waits_long(segment) else None
+        if rival is None or rival.tgid not in ctx.service_tgids:
+            return None
+        start, end = segment.start_ns, segment.end_ns
+        total = longest = by = 0
+        culprit: Culprit | None = None
+        for (tid, tgid), ns in ctx.timelines.occupancy(rival.cpu, start, end).items():
+            if tid == segment.tid or tgid not in ctx.service_tgids:
+                continue
+            inside = [d for d in self.stretches(tid, tgid, ctx) if d.end_ns > start and d.start_ns < end]
+            busy = min(ns, sum(min(d.end_ns, end) - max(d.start_ns, start) for d in inside))
+            total += busy
+            if busy > longest:
+                longest, by, culprit = busy, tid, inside[0].culprit
+        if total <= segment.ns // 2:
+            return None
+        name = ctx.thread_label(by, rival.tgid)
+        share = round(100 * total / segment.ns)
+        return Claim(
+            self.id,
+            f"{share}% of a wait for a CPU behind siblings in {self.what}, mostly {name} ({by})",
+            culprit,
+            inferred=True,
+        )
 
     def find(self, tid: int, tgid: int, ctx: Context) -> Iterable[During]:
         """Yield as much of the end of each record as was spent in reclaim."""

@@ -6,7 +6,6 @@ import logging
 import os
 import select
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -24,6 +23,7 @@ from whyspan.discovery import Discovery
 from whyspan.diskfacts import DiskFacts
 from whyspan.errors import ConfigError
 from whyspan.fdcounts import DescriptorCounts
+from whyspan.fdfacts import FdFacts
 from whyspan.heads import HeadAssembler
 from whyspan.lockfacts import LockFacts
 from whyspan.model import Batch, Fact, ProcessFact
@@ -36,8 +36,6 @@ log = logging.getLogger("whyspan.collector")
 
 _SCAN_EVERY_S = 5.0
 _FACTS_EVERY_S = 2.0
-_MAX_FDS_PER_BATCH = 32
-_MAX_KNOWN = 8192
 _FULL = ("oom_victim", "memcg_reclaim")  # events that name a memory cgroup at its limit
 _MAX_REFRESHED = 200  # processes and cgroups looked at again per refresh
 
@@ -83,7 +81,7 @@ class LiveSource:
         self._lost: dict[str, int] = {}
         self._services: list[str] = []
         self._threads: dict[int, set[int]] = {}  # by tgid, the threads already named
-        self._fds: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+        self._fds = FdFacts()
         self._described: dict[int, ProcessFact] = {}
         self._strangers = Strangers()
         self._descriptor_counts = DescriptorCounts()
@@ -261,27 +259,7 @@ class LiveSource:
             out += self._descriptor_counts.facts(refused, time.monotonic())
         full = [self.schema.select(events, name)["cgroup_id"] for name in _FULL if name in self.schema.types]
         out += self._memory.groups({i for ids in full for i in ids.tolist()})
-        return out + self._descriptors(events)
-
-    def _descriptors(self, events: Events) -> list[Fact]:
-        blocks = self.schema.select(events, "fd_block")
-        if not len(blocks):
-            return []
-        out: list[Fact] = []
-        keys = np.unique(blocks[["tgid", "fd", "inode"]])
-        for tgid, fd, inode in keys.tolist():
-            key = (tgid, fd, inode)
-            if key in self._fds:
-                continue
-            if len(out) >= _MAX_FDS_PER_BATCH:
-                break
-            self._fds[key] = None
-            if len(self._fds) > _MAX_KNOWN:
-                self._fds.popitem(last=False)
-            fact = hostfacts.fd_fact(tgid, fd, inode)
-            if fact:
-                out.append(fact)
-        return out
+        return out + self._fds.of(self.schema.select(events, "fd_block"))
 
     def _new_losses(self) -> dict[str, int]:
         out: dict[str, int] = {}

@@ -43,4 +43,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
             await hands.switch("disk_neighbour", None)
 
 
-FAULT = Fault("disk_neighbour", ("io.disk_contention",), inject, (HTTP, THREADED, VLLM), per_s=4)
+FAULT = Fault("disk_neighbour", ("io.disk_contention",), inject, (HTTP, THREADED), per_s=4)

@@ -40,4 +40,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
             await hands.switch("fsync_log", None)
 
 
-FAULT = Fault("fsync_log", ("io.log_blocked",), inject, (HTTP, THREADED, VLLM), per_s=3)
+FAULT = Fault("fsync_log", ("io.log_blocked",), inject, (HTTP, THREADED), per_s=3)

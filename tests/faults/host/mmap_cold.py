@@ -47,4 +47,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
             await hands.switch("mmap_cold", None)
 
 
-FAULT = Fault("mmap_cold", ("memory.mmap_faults",), inject, (HTTP, THREADED, VLLM), per_s=3)
+FAULT = Fault("mmap_cold", ("memory.mmap_faults",), inject, (HTTP, THREADED), per_s=3)

@@ -95,7 +95,8 @@ class Keeper(Inside):
 @asynccontextmanager
 async def kept(hands: Hands, fault: str, least_ms: float, **settings: Any) -> AsyncIterator[Injected]:
     """Switch a Keeper on: it bites when a request waited for *least_ms* at least three times, as the server saw it."""
-    out, pid = hands.folder / fault, hands.pids["server"][0]
+    # Judged when all cases are over: each has a file of its own.
+    out, pid = hands.folder / f"{fault}-{time.monotonic_ns()}", hands.pids["server"][0]
     out.write_text("")
     path = build(hands.folder)
     settings = {"library": str(path), "out": str(out), **settings}

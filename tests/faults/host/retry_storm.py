@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.demo.procs import DemoError
 from tests.engine.middleware import burn
-from tests.faults.host.fault import HTTP, THREADED, VLLM, Culprit, Fault, Hands, Injected, Inside
+from tests.faults.host.fault import HTTP, THREADED, Culprit, Fault, Hands, Injected, Inside
 
 AGENT = "lab-retrier/1.0"
 TRIES = 4
@@ -106,4 +106,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         await hands.switch("retry_storm", None)
 
 
-FAULT = Fault("retry_storm", ("client.retry_storm",), inject, (HTTP, THREADED, VLLM), seconds=6)
+FAULT = Fault("retry_storm", ("client.retry_storm",), inject, (HTTP, THREADED), seconds=6)

@@ -29,6 +29,7 @@ CAP_RATIO = 4
 GAP_S = 1.5
 ALONE_S = 2.0  # a decoy before the fault: what is found then is a false alarm
 SERVED_S = 30.0
+CASE_S = 120  # a case ends then, whatever becomes of its server
 
 
 class Bench:
@@ -157,7 +158,7 @@ class Bench:
         usual_rate = steady.per_s
         begin = on = off = time.monotonic_ns()
         try:
-            async with AsyncExitStack() as stack:
+            async with asyncio.timeout(CASE_S), AsyncExitStack() as stack:
                 proof = await stack.enter_async_context(decoys.by_name(case.decoy)(hands))
                 if case.decoy:
                     await asyncio.sleep(ALONE_S)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.demo.procs import DemoError
 from tests.engine.middleware import burn
-from tests.faults.host.fault import HTTP, VLLM, Culprit, Fault, Hands, Injected, Inside
+from tests.faults.host.fault import HTTP, Culprit, Fault, Hands, Injected, Inside
 
 EVERY_S = 0.5
 AGENT = "Prometheus/2.53.0"
@@ -77,4 +77,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         await hands.switch("scrape", None)
 
 
-FAULT = Fault("scrape", ("observer.scrape",), inject, (HTTP, VLLM), seconds=6, decoys=("scrape",), per_s=8)
+FAULT = Fault("scrape", ("observer.scrape",), inject, (HTTP,), seconds=6, decoys=("scrape",), per_s=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.faults.host.fault import HTTP, THREADED, Fault, Hands, Injected
+from tests.faults.host.fault import HTTP, THREADED, VLLM, Fault, Hands, Injected
 from tests.faults.host.tracer import stopping
 
 
@@ -16,4 +16,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         yield injected
 
 
-FAULT = Fault("stopped", ("observer.tracer",), inject, (HTTP, THREADED))
+FAULT = Fault("stopped", ("observer.tracer",), inject, (HTTP, THREADED, VLLM))

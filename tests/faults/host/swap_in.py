@@ -76,4 +76,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
                 await hands.switch("swap_in", None)
 
 
-FAULT = Fault("swap_in", ("memory.swap",), inject, (HTTP, THREADED, VLLM), per_s=3)
+FAULT = Fault("swap_in", ("memory.swap",), inject, (HTTP, THREADED), per_s=3)

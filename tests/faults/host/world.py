@@ -41,7 +41,7 @@ KINDS = {
     HTTP: Kind(10.0, _EVERY),
     THREADED: Kind(10.0, _EVERY),
     # Client, front end, core and agent share a CPU: explaining everything would slow all of them.
-    VLLM: Kind(4.0, {"explain_per_s": 5, "ordinary_per_s": 3, "core_ratio": 0.3}),
+    VLLM: Kind(4.0, {"explain_per_s": 3, "ordinary_per_s": 2, "core_ratio": 0.2}),
 }
 
 

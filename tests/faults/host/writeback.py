@@ -46,4 +46,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
             await hands.switch("writeback", None)
 
 
-FAULT = Fault("writeback", ("io.writeback",), inject, (HTTP, THREADED, VLLM), per_s=4)
+FAULT = Fault("writeback", ("io.writeback",), inject, (HTTP, THREADED), per_s=4)
