@@ -134,15 +134,13 @@ class LoadedProbe:
 
     def close(self) -> None:
         """Detach and unload."""
-        lib = lb.libbpf()
-        for link in self._links:
-            lib.bpf_link__destroy(link)
+        lb.destroy_links(self._links)
         self._links, self._programs = [], {}
         if self._user is not None:
             self._user.close()
             self._user, self.state.files = None, []
         if self._object:
-            lib.bpf_object__close(self._object)
+            lb.libbpf().bpf_object__close(self._object)
             self._object = 0
 
     def shed(self, reason: str) -> None:
@@ -393,6 +391,6 @@ class Session:
 
     def close(self) -> None:
         """Detach everything and free the maps."""
-        for p in self.probes:
-            p.close()
+        with ThreadPoolExecutor(max_workers=_LOADERS) as pool:
+            list(pool.map(LoadedProbe.close, self.probes))
         self.maps.close()

@@ -15,7 +15,6 @@ import ctypes as ct
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +29,6 @@ from whyspan_probes.safety import moves_stacks, refuse_user_probe
 from whyspan_probes.state import FileState
 
 _MAX_PROCESSES_SHOWN = 16
-_MAX_DETACHERS = 8
 _EVERYBODY = -1
 
 
@@ -146,11 +144,7 @@ class UserHooks:
 
     @staticmethod
     def _detach(outcomes: Iterable[_Outcome]) -> None:
-        """Side by side: the kernel waits some 50 ms for each, until nobody is in the program any more."""
-        links = [link for outcome in outcomes for link in outcome.links]
-        if links:
-            with ThreadPoolExecutor(max_workers=min(len(links), _MAX_DETACHERS)) as pool:
-                list(pool.map(lb.libbpf().bpf_link__destroy, links))
+        lb.destroy_links([link for outcome in outcomes for link in outcome.links])
 
     def _state(self, place: _Place, file: MappedFile) -> FileState | None:
         outcome, tgid = self._outcomes[place], place.tgid

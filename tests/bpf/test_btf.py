@@ -30,7 +30,7 @@ pytestmark = pytest.mark.bpf
 #: As on a kernel without BTF: no tp_btf, and no helper that needs it. Layouts still come from this kernel's.
 WITHOUT = KernelBtf(own=False)
 #: Probes that see as much without BTF: they read no registers.
-COMPLETE = {"block_io", "reclaim", "stalls", "tcp"}
+COMPLETE = {"block_io", "descriptors", "numa", "power", "reclaim", "stalls", "tcp"}
 #: Fields that are made anew for each session, or count only what that session saw.
 PRIVATE = {"cpu", "key", "ts_ns", "duration_ns", "issue_ns", "latency_ns", "cookie", "first_body_ns"}
 

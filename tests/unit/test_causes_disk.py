@@ -168,6 +168,35 @@ def syncing(
     return b.into(60.1, LOOP).send(70, LOOP).out(80, LOOP)
 
 
+def elsewhere(dev: int, *, own: bool) -> EventBuilder:
+    """LOOP waits 10-60 in fsync of its log on *dev*; *own*: which had a request before that. Another disk is busy."""
+    b = EventBuilder().into(-5, LOOP).out(10, LOOP, D, nr=FSYNC, arg0=9).wake(60, LOOP, 31)
+    b.add("fd_block", 10, LOOP, aux=1, fd=9, inode=4, dev=dev, syscall_nr=FSYNC)
+    b.known(FdFact(SERVER, 9, 4, "file", "/data/serving.log"), ProcessFact(555, "dd"))
+    if own:
+        b.add(
+            "block_done", 8, LOOP, aux=WRITES | SYNC, issue_ns=ns(5), latency_ns=3 * MS, dev=dev, bytes=4096
+        )
+    b.add("block_done", 50, 555, aux=WRITES, issue_ns=ns(5), latency_ns=45 * MS, dev=9 << 20, bytes=8 << 20)
+    return b.into(60.1, LOOP).send(70, LOOP).out(80, LOOP)
+
+
+@pytest.mark.parametrize(
+    ("dev", "own", "cause"),
+    [
+        (DISK, False, "io.log_blocked"),  # a loop device
+        (259 << 20, True, "io.log_blocked"),
+        (259 << 20 | 2, False, "io.disk_contention"),  # a partition: its requests go by the disk's number
+    ],
+)
+def test_another_disk_is_evidence_only_where_ones_own_number_tells_nothing(
+    dev: int, own: bool, cause: str
+) -> None:
+    found, _ = elsewhere(dev, own=own).classify(request(0, 70))
+    assert ms_of(found)[cause] == 50
+    assert len(set(found.causes) & {"io.log_blocked", "io.disk_contention"}) == 1
+
+
 def flush_of(b: EventBuilder, inode: int, aux: int = 2, pages: int = 2048) -> EventBuilder:
     return b.add("file_flush", 12, KWORKER, aux=aux, inode=inode, dev=DISK, pages=pages, file=b"snapshot.bin")
 

@@ -19,6 +19,7 @@ LONG_IO_NS: Final = 10_000_000
 UNINTERRUPTIBLE: Final = 2
 
 _WRITE, _SYNC, _KTHREAD = 1, 2, 8  # aux of block_done
+_LOOP: Final = 7  # major number of loop devices. Source: include/uapi/linux/major.h
 #: A request costs a disk as much as this many bytes, whatever its size. About what an SSD transfers meanwhile.
 _REQUEST_BYTES: Final = 16_384
 #: Others' requests are heard of from so many on, or so many bytes.
@@ -99,8 +100,8 @@ def uninterruptible(segment: PathSegment) -> bool:
 def traffic(wait: Wait, ctx: Context, dev: int = 0) -> Traffic | None:
     """Return the block requests in flight during a wait, or None when there were none.
 
-    Of one disk: the one given, that of the descriptor, or else the one with most latency. A stack of them (a loop
-    device on a disk) would count the same bytes twice.
+    Of one disk: the one given, that of the descriptor, or else, where requests do not go by its number, the one with
+    most latency. A stack of them (a loop device on a disk) would count the same bytes twice.
     """
     if not dev and wait.fd is not None and wait.fd.kind in (1, 2):
         dev = wait.fd.dev
@@ -117,6 +118,8 @@ def _traffic(wait: Wait, ctx: Context, dev: int) -> Traffic | None:
         return None
     devs = rows["dev"]
     if not (devs == dev).any():
+        if _tells(dev, ctx):
+            return None  # of what it did meanwhile nothing took long: another disk is no evidence
         slow: Counter[int] = Counter()
         for number, ns in zip(devs.tolist(), rows["latency_ns"].tolist(), strict=True):
             slow[number] += ns
@@ -148,6 +151,11 @@ def _traffic(wait: Wait, ctx: Context, dev: int) -> Traffic | None:
         int(np.median(rows["latency_ns"])),
         int((rows["issue_ns"] <= start).sum()),
     )
+
+
+def _tells(dev: int, ctx: Context) -> bool:
+    """Whether requests go by this number: those of a partition by its disk's, those of some stacks by what is below."""
+    return dev >> 20 == _LOOP or bool((ctx.timelines.select("block_done")["dev"] == dev).any())
 
 
 def _share(size: npt.NDArray[Any], mask: npt.NDArray[Any]) -> Share:

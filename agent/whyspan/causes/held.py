@@ -49,7 +49,9 @@ class HeldRule:
     def applies(self, ctx: Context) -> bool:
         """Return whether any lock was waited for on the path."""
         path = ctx.path
-        return path is None or ctx.memo("locks on path", lambda: any(s.via is not None for s in path.segments))
+        return path is None or ctx.memo(
+            "locks on path", lambda: any(s.via is not None for s in path.segments)
+        )
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim what a holder did while it held the request up, unless something held the holder up."""

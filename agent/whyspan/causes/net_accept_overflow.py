@@ -12,8 +12,9 @@ from whyspan.causes.rule import Claim
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit
 
-#: A connection joins the queue this long before its request arrives, at most: a slow client's round trip.
-JOINED_NS: Final = 200_000_000
+#: Full so shortly before the request arrived: its connection joined a moment earlier (a slow client's round trip), and
+#: whoever joins when a place has just come free waits behind those that filled the queue.
+JOINED_NS: Final = 1_000_000_000
 _SYN: Final = 4  # aux of tcp_retransmit
 _NOTHING: Final = "the listen queue was not seen full"
 
