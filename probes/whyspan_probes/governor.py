@@ -17,6 +17,8 @@ log = logging.getLogger("whyspan.governor")
 WINDOW_S, PERIOD_S = 1.0, 30.0
 #: A window over budget is confirmed by another after this time: one second may be a peak.
 CONFIRM_S = 5.0
+#: A probe waits for its turn while it has a smaller share of what all that may be detached cost.
+WORTH_RATIO = 0.1
 #: The targets' use is the most of this many windows: while they are starved, they burn little and cost as much.
 TARGET_WINDOWS = 4
 
@@ -129,7 +131,9 @@ class Governor:
         candidates = [p for p in self._session.probes if p.attached and p.probe.shed > 0]
         if not candidates:
             return
-        victim = min(candidates, key=lambda p: p.probe.shed)
+        # One that costs next to nothing saves nothing, whatever its turn.
+        least = WORTH_RATIO * sum(p.state.core_ratio for p in candidates)
+        victim = min((p for p in candidates if p.state.core_ratio >= least), key=lambda p: p.probe.shed)
         reason = (
             f"over budget: probes {self.bpf_cores:.2%} and agent {used - self.bpf_cores:.2%} of a core, "
             f"limit {limit:.2%}"

@@ -119,7 +119,7 @@ def test_it_sheds_in_the_declared_order_one_at_a_time(
 ) -> None:
     m = machine(
         FakeProbe("third", 3, 0.02, 3),
-        FakeProbe("first", 4, 0.001, 1),  # cheap, but named first
+        FakeProbe("first", 4, 0.011, 1),  # cheaper, but named first
         FakeProbe("never", 5, 0.5, 0),
         FakeProbe("second", 6, 0.03, 2),
     )
@@ -134,7 +134,7 @@ def test_it_sheds_in_the_declared_order_one_at_a_time(
     assert states(m)["never"] == "attached"
     assert [r.getMessage().split()[1] for r in caplog.records] == ["first", "second", "third"]
     reason = m.probes[1].state.reason
-    assert reason.startswith("over budget: probes 55.10%")
+    assert reason.startswith("over budget: probes 56.10%")
     assert "limit 1.00%" in reason
 
 
@@ -234,3 +234,11 @@ def test_a_probe_attached_within_a_window_is_not_charged_for_its_past(machine: M
     assert g.tick(m.now_s)
     assert late.state.core_ratio == 0
     assert g.bpf_cores == pytest.approx(0.001)
+
+
+def test_what_costs_next_to_nothing_waits_for_its_turn(machine: Make) -> None:
+    m = machine(FakeProbe("cheap", 1, 0.001, shed=1), FakeProbe("dear", 2, 0.05, shed=9))
+    g = m.governor()
+    for _ in range(4):
+        m.measure(g)
+    assert states(m) == {"cheap": "attached", "dear": "shed"}

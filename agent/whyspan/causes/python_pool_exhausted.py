@@ -36,7 +36,8 @@ class _PoolExhausted:
 
         What the thread that serves the request runs meanwhile is its own.
         """
-        if segment.state == UNKNOWN_STATE:
+        # Threads that all wait for one lock are no pool that is too small: it is the lock's holder that is named.
+        if segment.state == UNKNOWN_STATE or segment.via is not None:
             return None
         r = ctx.request
         if segment.state == RUNNING and segment.tid == r.start_tid and segment.start_ns >= r.recv_ns:

@@ -17,6 +17,7 @@ from whyspan.model import Finding
 from whyspan.pipeline.replay import replay
 
 from tests.faults.host import registry
+from tests.faults.host.cut import cut
 
 FOLDER = Path(__file__).resolve().parents[2] / "unit" / "incidents"
 MAX_BYTES = 400_000
@@ -54,13 +55,14 @@ def main() -> None:
             if fault.id in p.stem.split("-") and p.stat().st_size <= MAX_BYTES
         ]
         for path in sorted(candidates, key=lambda p: (p.stem.count("-"), p.stat().st_size)):
-            wanted = expected(path, fault.causes)
+            moved = args.recordings / "moved" / path.name
+            moved.parent.mkdir(exist_ok=True)
+            cut(path, moved, 0, 1 << 62)
+            wanted = expected(moved, fault.causes)
             if wanted is not None:
-                for old in FOLDER.glob(f"{fault.id}.*"):
-                    old.unlink()
-                shutil.copy(path, FOLDER / f"{fault.id}.rec")
+                shutil.copy(moved, FOLDER / f"{fault.id}.rec")
                 index[fault.id] = wanted
-                print(f"{fault.id}: {path.name}, {path.stat().st_size >> 10} KiB, {wanted}")
+                print(f"{fault.id}: {path.name}, {moved.stat().st_size >> 10} KiB, {wanted}")
                 break
         else:
             print(f"{fault.id}: none of {len(candidates)}")

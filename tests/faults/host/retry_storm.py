@@ -106,4 +106,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         await hands.switch("retry_storm", None)
 
 
-FAULT = Fault("retry_storm", ("client.retry_storm",), inject, (HTTP, THREADED), seconds=6)
+FAULT = Fault("retry_storm", ("client.retry_storm",), inject, (HTTP,), seconds=6)
