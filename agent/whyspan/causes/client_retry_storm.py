@@ -18,6 +18,7 @@ from whyspan.timeline import BLOCKED, RUNNABLE, RUNNING, THROTTLED, WAKEUP
 BEHIND: Final = frozenset(
     {
         "cpu.oversubscribed",
+        "python.gil",
         "python.pool_exhausted",
         "python.loop_blocked",
         "python.frontend_saturated",
@@ -37,7 +38,7 @@ class _RetryStorm:
         "Try back-off with jitter and a cap in the client, a retry budget, a time-out longer than the server needs; "
         "and shed early here, with Retry-After."
     )
-    rank = 46
+    rank = 21  # before the first of BEHIND
     states = frozenset({RUNNING, BLOCKED, RUNNABLE, WAKEUP, THROTTLED})
 
     def applies(self, ctx: Context) -> bool:

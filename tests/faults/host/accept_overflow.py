@@ -40,7 +40,7 @@ INSIDE = SlowAcceptor()
 @asynccontextmanager
 async def inject(hands: Hands) -> AsyncIterator[Injected]:
     """Make it slower than connections come."""
-    slow_s, pid = hands.rng.uniform(0.06, 0.075), hands.pids["server"][0]
+    slow_s, pid = hands.rng.uniform(0.068, 0.076), hands.pids["server"][0]
     before = counters(pid)["ListenOverflows"]
     await hands.switch("accept_overflow", {"slow_s": slow_s})
     try:
@@ -65,5 +65,5 @@ FAULT = Fault(
     inject,
     (THREADED,),
     launch=Launch(args=("--backlog", str(BACKLOG)), netns=True),
-    per_s=18,
+    per_s=17,
 )

@@ -36,7 +36,8 @@ class Kind:
     rates: Mapping[str, float]
 
 
-_EVERY = {"explain_per_s": 100, "ordinary_per_s": 1000, "core_ratio": 1.0}
+# More than this would leave findings waiting while the server is flooded: verdicts would be late.
+_EVERY = {"explain_per_s": 100, "ordinary_per_s": 1000, "core_ratio": 0.6}
 KINDS = {
     HTTP: Kind(10.0, _EVERY),
     THREADED: Kind(10.0, _EVERY),
