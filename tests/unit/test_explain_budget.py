@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whyspan.pipeline.explain_budget import BURST_S, ExplainBudget
+from whyspan.pipeline.explain_budget import BATCH_S, BURST_S, ExplainBudget
 
 
 class Clocks:
@@ -23,7 +23,21 @@ def test_a_burst_is_allowed_and_no_more() -> None:
         t.cpu += 0.125
         budget.spent()
         made += 1
+        budget.begin()
     assert made == 0.25 * BURST_S / 0.125
+
+
+def test_one_batch_takes_a_second_at_most() -> None:
+    t = Clocks()
+    budget = t.budget(1.0)
+    for _ in range(3):
+        budget.begin()
+        made = 0
+        while budget.allows():
+            t.cpu += 0.125
+            budget.spent()
+            made += 1
+        assert made == BATCH_S / 0.125
 
 
 def test_over_time_the_share_holds_whatever_one_explanation_costs() -> None:
@@ -31,6 +45,7 @@ def test_over_time_the_share_holds_whatever_one_explanation_costs() -> None:
     budget = t.budget(0.25)
     for _ in range(10_000):
         t.wall += 0.1
+        budget.begin()
         if budget.allows():
             t.cpu += 0.7
             budget.spent()
@@ -43,6 +58,7 @@ def test_cpu_that_others_take_in_between_does_not_count() -> None:
     for _ in range(100):
         t.wall += 1
         t.cpu += 1  # draining, feeding
+        budget.begin()
         assert budget.allows()
         t.cpu += 0.2
         budget.spent()
@@ -57,4 +73,5 @@ def test_idle_time_is_not_saved_up_beyond_the_burst() -> None:
         t.cpu += 1.0
         budget.spent()
         made += 1
+        budget.begin()
     assert made == round(0.1 * BURST_S)

@@ -199,6 +199,7 @@ class Collector:
                 log.error("recording stopped: %s; what was written stays readable", e.strerror)
                 self._recording.close()
                 self._recording = None
+        self._budget.begin()
         self._offer(self._engine.feed(batch))
         for key, total in self._engine.counts.items():
             before = self._counted.get(key, 0)

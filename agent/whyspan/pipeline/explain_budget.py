@@ -8,6 +8,8 @@ from typing import Final
 
 #: What may be spent at once, in seconds' worth of the ratio: a burst of slow requests is what the agent is for.
 BURST_S: Final = 20.0
+#: CPU seconds of one batch, at most: what comes behind it waits, and its verdicts would be late.
+BATCH_S: Final = 1.0
 
 
 class ExplainBudget:
@@ -26,15 +28,22 @@ class ExplainBudget:
         """*core_ratio*: CPU seconds per second, of one core."""
         self._ratio, self._cpu, self._clock = core_ratio, cpu, clock
         self._left_s = core_ratio * BURST_S
+        self._batch_s = BATCH_S
         self._at_s, self._cpu_s = clock(), cpu()
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self._batch_s = BATCH_S
 
     def allows(self) -> bool:
         """Return whether there is CPU left; call it just before an explanation."""
         now_s = self._clock()
         self._left_s = min(self._left_s + self._ratio * (now_s - self._at_s), self._ratio * BURST_S)
         self._at_s, self._cpu_s = now_s, self._cpu()
-        return self._left_s > 0
+        return self._left_s > 0 and self._batch_s > 0
 
     def spent(self) -> None:
         """Count the CPU time since the last ``allows``."""
-        self._left_s -= self._cpu() - self._cpu_s
+        used = self._cpu() - self._cpu_s
+        self._left_s -= used
+        self._batch_s -= used

@@ -31,8 +31,8 @@ INSIDE = Hog()
 
 @asynccontextmanager
 async def inject(hands: Hands) -> AsyncIterator[Injected]:
-    """Keep it for 90 to 130 ms, with rests as long as that."""
-    seconds = hands.rng.uniform(0.09, 0.13)
+    """Keep it for 90 to 130 ms, with rests as long as that; for longer in vLLM, whose requests take longer."""
+    seconds = hands.rng.uniform(0.09, 0.13) * (1.8 if hands.server == VLLM else 1.0)
     async with kept(hands, "gil_hog", 60.0, seconds=seconds, rest=0.09) as injected:
         yield injected
 

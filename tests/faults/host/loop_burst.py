@@ -29,8 +29,8 @@ INSIDE = Burst()
 
 @asynccontextmanager
 async def inject(hands: Hands) -> AsyncIterator[Injected]:
-    """Let every request cost 90 to 140 ms on the loop; less in vLLM, whose loop has work of its own."""
-    seconds = hands.rng.uniform(0.09, 0.14) * (0.7 if hands.server == VLLM else 1.0)
+    """Let every request cost 90 to 140 ms on the loop; more in vLLM, whose requests take longer."""
+    seconds = hands.rng.uniform(0.09, 0.14) * (1.6 if hands.server == VLLM else 1.0)
     pid = hands.pids["server"][0]
     used = proofs.Cpu([pid])
     await hands.switch("loop_burst", {"seconds": seconds})

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.demo.procs import DemoError
-from tests.faults.host.fault import HTTP, THREADED, VLLM, Culprit, Fault, Hands, Injected
+from tests.faults.host.fault import HTTP, THREADED, Culprit, Fault, Hands, Injected
 from tests.faults.host.proofs import Cpu
 
 UPLOAD_S = 0.25
@@ -32,6 +32,6 @@ FAULT = Fault(
     "slow_upload",
     ("client.artifact",),
     inject,
-    (HTTP, THREADED, VLLM),
+    (HTTP, THREADED),
     victim={"client": {"upload_s": UPLOAD_S}, "filler": "x" * 2000},
 )

@@ -15,7 +15,8 @@ from tests.faults.host.fault import HTTP, THREADED, VLLM, Culprit, Fault, Hands,
 @asynccontextmanager
 async def stopping(hands: Hands, how: str, pid: int) -> AsyncIterator[Injected]:
     """Stop a process for 120 to 180 ms, several times a second: longer than a request's own sleeps."""
-    hold_ms, rest_ms = hands.rng.uniform(120, 180), hands.rng.uniform(150, 250)
+    longer = 1.6 if hands.server == VLLM else 1.0  # its requests take longer, too
+    hold_ms, rest_ms = hands.rng.uniform(120, 180) * longer, hands.rng.uniform(150, 250)
     log = hands.folder / f"stopper-{how}.log"
     with log.open("wb") as out:
         process = spawn(
