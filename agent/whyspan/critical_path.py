@@ -247,9 +247,13 @@ def _infer(back: list[PathSegment], since: int) -> None:
     back[since:] = [s._replace(inferred=True) for s in back[since:]]
 
 
+def _same(via: Via, lock: LockWait, tgid: int) -> bool:
+    return (via.kind, via.address, via.tgid) == (lock.kind, lock.address, tgid)
+
+
 def _via(tid: int, tgid: int, lock: LockWait, outer: Via | None) -> Via:
     # Whoever had it waited for it, too, behind another: the first waiter's wait is what it is about.
-    if outer is not None and (outer.kind, outer.address, outer.tgid) == (lock.kind, lock.address, tgid):
+    if outer is not None and _same(outer, lock, tgid):
         return outer
     return Via(tid, tgid, lock.kind, lock.address, lock.start_ns, lock.end_ns, lock.library, outer)
 
@@ -350,6 +354,16 @@ class _Walk:
             if state == BLOCKED:
                 wait = thread.wait(at)
                 lock = self.locks.find(tid, thread, at, wait)
+                if lock is not None and lock.holder_tid and via is not None and _same(via, lock, tgid):
+                    # It waited for the lock that it is on the path for: before, somebody else had it all along.
+                    if guessed_from >= 0:
+                        _infer(back, guessed_from)
+                    guessed_from = len(back) if lock.guessed else -1
+                    tid, tgid = lock.holder_tid, lock.holder_tgid
+                    self.hops += 1
+                    stall += 1
+                    edge = None
+                    continue
                 if lock is not None and lock.holder_tid and len(held) < _MAX_HELD:
                     held.append(_Held(lo, tid, tgid, via, guessed_from, len(back) if lock.guessed else -1))
                     via = _via(tid, tgid, lock, via)

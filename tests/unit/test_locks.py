@@ -347,3 +347,19 @@ def test_paths_with_locks_tile_and_stay_within_their_waits(steps: list[tuple[int
         if s.via is not None:
             assert s.via.start_ns <= s.start_ns < s.end_ns <= s.via.end_ns
     assert {s.via.kind for s in path.segments if s.via is not None} <= {MUTEX, MALLOC}
+
+
+def test_who_waited_for_the_lock_too_did_not_have_it_before() -> None:
+    # WORKER slept at a poll, woke, waited for the lock that SIBLING had all along, and gave it on to LOOP.
+    b = builder().into(-5, LOOP).into(-5, WORKER, cpu=1).into(-5, SIBLING, cpu=1)
+    b.out(-4, WORKER, nr=EPOLL_WAIT, cpu=1).wake(40, WORKER, HOG, context=1).into(40.01, WORKER, cpu=1)
+    b.locked(41, WORKER, USER, ip=LIBC, cpu=1).wake(55, WORKER, SIBLING).into(55.01, WORKER, cpu=1)
+    b.locked(10, LOOP, USER, ip=LIBC).wake(60, LOOP, WORKER).into(60.01, LOOP)
+    b.out(61, SIBLING, cpu=1).out(62, WORKER, cpu=1).out(110, LOOP, nr=EPOLL_WAIT)
+    path, _ = b.walk(request(0, 100))
+    held = [s for s in path.segments if s.via is not None]
+    assert {s.tid: sum(o.ns for o in held if o.tid == s.tid) for s in held} == {
+        SIBLING: 45_000_000,
+        WORKER: 5_000_000,
+    }
+    assert {s.via.tid for s in held if s.via is not None} == {LOOP}
