@@ -15,7 +15,7 @@
 WHYSPAN_KINDS(block_io, KIND_block_done, KIND_file_flush, KIND_dirty_pause);
 
 struct block_io_cfg {
-	__u64 slow_ns; /* unwatched requests at least this slow are recorded; default 1 ms; 0 = all */
+	__u64 slow_ns;	   /* unwatched requests at least this slow are recorded; default 1 ms; 0 = all */
 	__u64 flush_pages; /* files of which fewer pages are written back are not; default 64 */
 };
 const volatile struct block_io_cfg cfg = { .slow_ns = 1000000, .flush_pages = 64 };

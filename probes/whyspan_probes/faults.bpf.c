@@ -281,31 +281,6 @@ static __always_inline int on_switch(const bool raw, bool preempt, struct task_s
 	return 0;
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(faults_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next,
-	     unsigned int prev_state)
-{
-	return on_switch(false, preempt, prev, prev_state);
-}
-
-/* Before "sched/tracing: Append prev_state to tp args instead" (5.19) there are three arguments. */
-SEC("tp_btf/sched_switch")
-int BPF_PROG(faults_switch_tp3, bool preempt, struct task_struct *prev, struct task_struct *next)
-{
-	return on_switch(false, preempt, prev, BPF_CORE_READ(prev, __state));
-}
-
-SEC("raw_tp/sched_switch")
-int BPF_PROG(faults_switch_raw, bool preempt, struct task_struct *prev, struct task_struct *next,
-	     unsigned int prev_state)
-{
-	return on_switch(true, preempt, prev, prev_state);
-}
-
-SEC("raw_tp/sched_switch")
-int BPF_PROG(faults_switch_raw3, bool preempt, struct task_struct *prev, struct task_struct *next)
-{
-	return on_switch(true, preempt, prev, BPF_CORE_READ(prev, __state));
-}
+WHYSPAN_ON_LEAVING(faults, on_switch)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

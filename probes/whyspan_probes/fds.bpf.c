@@ -62,7 +62,7 @@ static __always_inline __s32 fd_of(const struct whyspan_call *call)
 	return fd;
 }
 
-static __always_inline int on_switch(const bool raw, struct task_struct *prev, __u32 prev_state)
+static __always_inline int on_switch(const bool raw, bool preempt, struct task_struct *prev, __u32 prev_state)
 {
 	struct whyspan_call call = { .nr = -2 };
 	struct whyspan_file what = {};
@@ -103,31 +103,6 @@ static __always_inline int on_switch(const bool raw, struct task_struct *prev, _
 	return 0;
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(fds_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next,
-	     unsigned int prev_state)
-{
-	return on_switch(false, prev, prev_state);
-}
-
-/* Before "sched/tracing: Append prev_state to tp args instead" (5.19) there are three arguments. */
-SEC("tp_btf/sched_switch")
-int BPF_PROG(fds_switch_tp3, bool preempt, struct task_struct *prev, struct task_struct *next)
-{
-	return on_switch(false, prev, BPF_CORE_READ(prev, __state));
-}
-
-SEC("raw_tp/sched_switch")
-int BPF_PROG(fds_switch_raw, bool preempt, struct task_struct *prev, struct task_struct *next,
-	     unsigned int prev_state)
-{
-	return on_switch(true, prev, prev_state);
-}
-
-SEC("raw_tp/sched_switch")
-int BPF_PROG(fds_switch_raw3, bool preempt, struct task_struct *prev, struct task_struct *next)
-{
-	return on_switch(true, prev, BPF_CORE_READ(prev, __state));
-}
+WHYSPAN_ON_LEAVING(fds, on_switch)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

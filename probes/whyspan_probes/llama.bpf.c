@@ -332,24 +332,11 @@ static __always_inline int on_graph_end(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Each at two kinds of hooks; see user_hooks.py. */
-#define BOTH(name, at, call)                                                                                 \
-	SEC(at ".multi")                                                                                     \
-	int name##_multi(struct pt_regs *ctx)                                                                \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}                                                                                                    \
-	SEC(at)                                                                                              \
-	int name##_perf(struct pt_regs *ctx)                                                                 \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}
-
-BOTH(llama_step_entry, "uprobe", on_step(ctx))
-BOTH(llama_step_return, "uretprobe", on_step_end(ctx))
-BOTH(llama_results, "uprobe", on_results())
-BOTH(llama_memory_entry, "uprobe", on_memory(ctx))
-BOTH(llama_graph_entry, "uprobe", on_graph(ctx))
-BOTH(llama_graph_return, "uretprobe", on_graph_end(ctx))
+WHYSPAN_USER_PROBE(llama_step_entry, "uprobe", on_step(ctx))
+WHYSPAN_USER_PROBE(llama_step_return, "uretprobe", on_step_end(ctx))
+WHYSPAN_USER_PROBE(llama_results, "uprobe", on_results())
+WHYSPAN_USER_PROBE(llama_memory_entry, "uprobe", on_memory(ctx))
+WHYSPAN_USER_PROBE(llama_graph_entry, "uprobe", on_graph(ctx))
+WHYSPAN_USER_PROBE(llama_graph_return, "uretprobe", on_graph_end(ctx))
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -161,21 +161,8 @@ static __always_inline int on_return(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Each at two kinds of hooks; see user_hooks.py. */
-#define BOTH(name, at, call)                                                                                 \
-	SEC(at ".multi")                                                                                     \
-	int name##_multi(struct pt_regs *ctx)                                                                \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}                                                                                                    \
-	SEC(at)                                                                                              \
-	int name##_perf(struct pt_regs *ctx)                                                                 \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}
-
-BOTH(python_gc_note, "uprobe", on_note(ctx))
-BOTH(python_gc_entry, "uprobe", on_entry(ctx))
-BOTH(python_gc_return, "uretprobe", on_return(ctx))
+WHYSPAN_USER_PROBE(python_gc_note, "uprobe", on_note(ctx))
+WHYSPAN_USER_PROBE(python_gc_entry, "uprobe", on_entry(ctx))
+WHYSPAN_USER_PROBE(python_gc_return, "uretprobe", on_return(ctx))
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

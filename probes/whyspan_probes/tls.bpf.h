@@ -272,20 +272,7 @@ static __always_inline int tls_shaken(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Each at two kinds of hooks; see user_hooks.py. */
-#define TLS_BOTH(name, at, call)                                                                             \
-	SEC(at ".multi")                                                                                     \
-	int name##_multi(struct pt_regs *ctx)                                                                \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}                                                                                                    \
-	SEC(at)                                                                                              \
-	int name##_perf(struct pt_regs *ctx)                                                                 \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}
-
-TLS_BOTH(sockets_tls_entry, "uprobe", tls_enter(ctx))
-TLS_BOTH(sockets_tls_return, "uretprobe", tls_return(ctx))
-TLS_BOTH(sockets_tls_shake, "uprobe", tls_shake(ctx))
-TLS_BOTH(sockets_tls_shaken, "uretprobe", tls_shaken(ctx))
+WHYSPAN_USER_PROBE(sockets_tls_entry, "uprobe", tls_enter(ctx))
+WHYSPAN_USER_PROBE(sockets_tls_return, "uretprobe", tls_return(ctx))
+WHYSPAN_USER_PROBE(sockets_tls_shake, "uprobe", tls_shake(ctx))
+WHYSPAN_USER_PROBE(sockets_tls_shaken, "uretprobe", tls_shaken(ctx))

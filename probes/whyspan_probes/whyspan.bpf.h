@@ -206,3 +206,45 @@ static __always_inline void whyspan_submit(void *event)
 #define WHYSPAN_KINDS(probe, ...)                                                                            \
 	enum probe##_kind{ __VA_ARGS__ };                                                                    \
 	enum probe##_kind *unused_##probe##_kind __attribute__((unused))
+
+/* A user program at two kinds of hooks: one link for many places (6.6), or one for each; see user_hooks.py.
+ */
+#define WHYSPAN_USER_PROBE(name, at, call)                                                                   \
+	SEC(at ".multi")                                                                                     \
+	int name##_multi(struct pt_regs *ctx)                                                                \
+	{                                                                                                    \
+		return call;                                                                                 \
+	}                                                                                                    \
+	SEC(at)                                                                                              \
+	int name##_perf(struct pt_regs *ctx)                                                                 \
+	{                                                                                                    \
+		return call;                                                                                 \
+	}
+
+/*
+ * The programs of a hook on threads that leave a CPU: on_switch(raw, preempt, prev, prev_state). Before
+ * "sched/tracing: Append prev_state to tp args instead" (5.19) there are three arguments.
+ */
+#define WHYSPAN_ON_LEAVING(probe, on_switch)                                                                 \
+	SEC("tp_btf/sched_switch")                                                                           \
+	int BPF_PROG(probe##_switch_tp, bool preempt, struct task_struct *prev, struct task_struct *next,    \
+		     unsigned int prev_state)                                                                \
+	{                                                                                                    \
+		return on_switch(false, preempt, prev, prev_state);                                          \
+	}                                                                                                    \
+	SEC("tp_btf/sched_switch")                                                                           \
+	int BPF_PROG(probe##_switch_tp3, bool preempt, struct task_struct *prev, struct task_struct *next)   \
+	{                                                                                                    \
+		return on_switch(false, preempt, prev, BPF_CORE_READ(prev, __state));                        \
+	}                                                                                                    \
+	SEC("raw_tp/sched_switch")                                                                           \
+	int BPF_PROG(probe##_switch_raw, bool preempt, struct task_struct *prev, struct task_struct *next,   \
+		     unsigned int prev_state)                                                                \
+	{                                                                                                    \
+		return on_switch(true, preempt, prev, prev_state);                                           \
+	}                                                                                                    \
+	SEC("raw_tp/sched_switch")                                                                           \
+	int BPF_PROG(probe##_switch_raw3, bool preempt, struct task_struct *prev, struct task_struct *next)  \
+	{                                                                                                    \
+		return on_switch(true, preempt, prev, BPF_CORE_READ(prev, __state));                         \
+	}
