@@ -6,6 +6,8 @@ the list.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
@@ -26,6 +28,8 @@ _MAX_BYTES = 8 << 20  # of all heads begun and not ended
 #: How the feeds' requests begin to name themselves (``feeds/http.py``). Who copies it is not diagnosed, no more.
 OWN_AGENT: Final = b"whyspan/"
 _MAX_ROUTE, _MAX_VALUE = 200, 128
+#: Who guesses a User-Agent cannot find out by its number.
+_SECRET: Final = secrets.token_bytes(16)
 _METHODS = frozenset(
     (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH")
 )
@@ -79,10 +83,17 @@ class _Collected:
         elif key == "user-agent":
             self.ours = value.startswith(OWN_AGENT)
         if key in self._allowed and key not in self.headers:
-            self.headers[key] = clean(value.decode("latin-1"), _MAX_VALUE)
+            text = _agent(value) if key == "user-agent" else value.decode("latin-1")
+            self.headers[key] = clean(text, _MAX_VALUE)
 
     def on_headers_complete(self) -> None:
         self.done = True
+
+
+def _agent(value: bytes) -> str:
+    """Return a User-Agent's product where it is a known one, else a number that is the same for the same text."""
+    known = senders.product_of(value.decode("latin-1"))
+    return known or "client-" + hashlib.blake2b(value, key=_SECRET, digest_size=4).hexdigest()
 
 
 def route_of(url: bytes) -> str:

@@ -26,6 +26,56 @@ _MAX_SENDERS: Final = 1024
 _MAX_AGENT: Final = 64
 _MAX_ATTEMPT: Final = 1000
 
+#: Products that may be told by name: clients' libraries, and whoever scrapes or probes. Any other's is a number: a
+#: User-Agent is free text, and may be a person's name or a key.
+PRODUCTS: Final = frozenset(
+    {
+        *(
+            "aiohttp",
+            "anthropic",
+            "asyncanthropic",
+            "asyncopenai",
+            "axios",
+            "curl",
+            "go-http-client",
+            "grpc-python",
+        ),
+        *(
+            "httpx",
+            "java",
+            "java-http-client",
+            "langchain",
+            "libcurl",
+            "litellm",
+            "node",
+            "node-fetch",
+            "okhttp",
+        ),
+        *(
+            "openai",
+            "postmanruntime",
+            "python",
+            "python-httpx",
+            "python-requests",
+            "python-urllib",
+            "reqwest",
+        ),
+        *(
+            "undici",
+            "wget",
+            "envoy",
+            "haproxy",
+            "nginx",
+            "traefik",
+            "elb-healthchecker",
+            "googlehc",
+            "kube-probe",
+        ),
+        *("alloy", "datadog", "grafana-agent", "grafanaagent", "metricbeat", "openmetrics", "opentelemetry"),
+        *("otelcol", "otelcol-contrib", "prometheus", "telegraf", "victoriametrics", "vm_promscrape"),
+    }
+)
+
 _NUMBER = re.compile(r"(?:t=)?(\d{9,20})(?:\.(\d{1,9}))?")
 _PRODUCT = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:/[A-Za-z0-9.+_-]+)?")
 # Seconds, milliseconds, microseconds or nanoseconds since 1970, told apart by their size.
@@ -42,6 +92,13 @@ def unix_start_ns(headers: Mapping[str, str]) -> int:
             part = int((found[2] or "0").ljust(9, "0")) * scale // 10**9
             return whole * scale + part
     return 0
+
+
+def product_of(agent: str) -> str:
+    """Return the first product of a ``User-Agent`` if it is one of those that may be told, else an empty text."""
+    found = _PRODUCT.match(agent)
+    known = found is not None and found[0].partition("/")[0].lower() in PRODUCTS
+    return found[0][:_MAX_AGENT] if found is not None and known else ""
 
 
 def agent_of(headers: Mapping[str, str]) -> str:

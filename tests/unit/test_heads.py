@@ -290,3 +290,17 @@ def test_the_agents_own_feeds_are_nobodys_traffic() -> None:
     assert heads.feed([piece(ours)]) == []
     assert [h.route for h in heads.feed([piece(theirs)])] == ["/metrics"]
     assert heads.lost == 0
+
+
+def test_of_a_user_agent_only_a_known_product_is_kept() -> None:
+    def agent(text: bytes) -> str:
+        request = b"GET /x HTTP/1.1\r\nHost: x\r\nUser-Agent: " + text + b"\r\n\r\n"
+        (head,) = HeadAssembler(["user-agent"]).feed([piece(request, last=True)])
+        return head.headers["user-agent"]
+
+    assert agent(b"OpenAI/Python 1.40.0 (alice@example.org)") == "OpenAI/Python"
+    assert agent(b"Prometheus/2.53.0") == "Prometheus/2.53.0"
+    told = agent(b"alice/s3cret")
+    assert told.startswith("client-")
+    assert "alice" not in told
+    assert told == agent(b"alice/s3cret") != agent(b"bob/s3cret")

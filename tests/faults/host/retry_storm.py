@@ -13,7 +13,7 @@ from tests.demo.procs import DemoError
 from tests.engine.middleware import burn
 from tests.faults.host.fault import HTTP, THREADED, Culprit, Fault, Hands, Injected, Inside
 
-AGENT = "lab-retrier/1.0"
+AGENT = "OpenAI/Python"
 TRIES = 4
 CLIENTS = 8
 
