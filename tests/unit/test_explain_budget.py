@@ -75,3 +75,13 @@ def test_idle_time_is_not_saved_up_beyond_the_burst() -> None:
         made += 1
         budget.begin()
     assert made == round(0.1 * BURST_S)
+
+
+def test_more_than_a_core_is_no_limit_for_a_batch() -> None:
+    t = Clocks()
+    budget = t.budget(2.0)
+    budget.begin()
+    for _ in range(30):
+        assert budget.allows()
+        t.cpu += 1.0
+        budget.spent()

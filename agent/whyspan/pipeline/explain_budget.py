@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -28,12 +29,14 @@ class ExplainBudget:
         """*core_ratio*: CPU seconds per second, of one core."""
         self._ratio, self._cpu, self._clock = core_ratio, cpu, clock
         self._left_s = core_ratio * BURST_S
-        self._batch_s = BATCH_S
+        # More than a thread can take is no limit at all: everything is to be explained, however late.
+        self._most_s = BATCH_S if core_ratio <= 1.0 else math.inf
+        self._batch_s = self._most_s
         self._at_s, self._cpu_s = clock(), cpu()
 
     def begin(self) -> None:
         """Begin a batch."""
-        self._batch_s = BATCH_S
+        self._batch_s = self._most_s
 
     def allows(self) -> bool:
         """Return whether there is CPU left; call it just before an explanation."""
