@@ -39,6 +39,9 @@ class _PoolExhausted:
         # Threads that all wait for one lock are no pool that is too small: it is the lock's holder that is named.
         if segment.state == UNKNOWN_STATE or segment.via is not None:
             return None
+        engine = ctx.engine
+        if engine is not None and engine.core and engine.anonymous and engine.behind:
+            return None  # the pool is the engine's: its steps tell whose it waited for
         r = ctx.request
         if segment.state == RUNNING and segment.tid == r.start_tid and segment.start_ns >= r.recv_ns:
             return None
