@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from whyspan_probes import symbols
+from whyspan_probes import libraries, symbols
 from whyspan_probes.symbols import ElfError
 
 from whyspan.model import LockFact, TextRange
@@ -81,7 +81,7 @@ class LockFacts:
             code, due_s, delay_s = self._seen.get(tgid, ("", now_s, _FIRST_S))
             if now_s < due_s or looks == _MAX_LOOKS:
                 continue
-            now = self._code(tgid)
+            now = libraries.code_size(tgid, self._proc)
             self._seen[tgid] = (now, now_s + delay_s, min(delay_s * 2, _LONGEST_S))
             if now and now != code:
                 looks += 1
@@ -108,17 +108,6 @@ class LockFacts:
                 notes.append(file.note)
         text = [TextRange(m.start, m.end, clean(m.path, 160)) for m in found if m.executable]
         return LockFact(tgid, *gil, arena[0], text[:_MAX_RANGES], "; ".join(dict.fromkeys(notes)))
-
-    def _code(self, tgid: int) -> str:
-        try:
-            text = (self._proc / str(tgid) / "status").read_bytes()
-        except OSError:
-            return ""
-        return "".join(
-            line.decode(errors="replace")
-            for line in text.splitlines()
-            if line.startswith((b"VmExe:", b"VmLib:"))
-        )
 
     def _mappings(self, tgid: int) -> list[_Mapping]:
         """Return the mappings of files, in order of address."""

@@ -100,6 +100,20 @@ def mapped(tgid: int, proc: Path = _PROC) -> Maps:
     return Maps(tuple(found.values()), State.OK)
 
 
+def code_size(tgid: int, proc: Path = _PROC) -> str:
+    """Return the size of what a process maps as code, as the kernel writes it; empty when it is gone.
+
+    While it stays the same, so do the libraries.
+    """
+    try:
+        text = (proc / str(tgid) / "status").read_bytes()
+    except OSError:
+        return ""
+    return "".join(
+        line.decode(errors="replace") for line in text.splitlines() if line.startswith((b"VmExe:", b"VmLib:"))
+    )
+
+
 def find(tgid: int, pattern: re.Pattern[str], proc: Path = _PROC, maps: Maps | None = None) -> list[Library]:
     """Return the mapped files whose path the pattern is found in, each file once."""
     maps = mapped(tgid, proc) if maps is None else maps

@@ -107,7 +107,7 @@ class MappedFiles:
         return changed
 
     def _look(self, tgid: int, seen: _Seen, now_s: float) -> bool:
-        code = self._code(tgid)
+        code = libraries.code_size(tgid, self._proc)
         if code == seen.code and now_s < seen.whole_s:
             return False
         seen.code, seen.whole_s = code, now_s + _WHOLE_EVERY_S
@@ -119,18 +119,6 @@ class MappedFiles:
             except OSError:  # it has just ended, or been replaced
                 seen.code = ""
         return before != [key for key, _ in seen.files]
-
-    def _code(self, tgid: int) -> str:
-        """The size of what the process maps as code, as the kernel writes it; empty when it is gone."""
-        try:
-            text = (self._proc / str(tgid) / "status").read_bytes()
-        except OSError:
-            return ""
-        return "".join(
-            line.decode(errors="replace")
-            for line in text.splitlines()
-            if line.startswith((b"VmExe:", b"VmLib:"))
-        )
 
     def _group(self) -> None:
         self.files = {}

@@ -11,6 +11,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include "arch.bpf.h"
+#include "programs.bpf.h"
 
 #ifndef barrier_var /* younger than the oldest libbpf headers */
 #define barrier_var(var) asm volatile("" : "+r"(var))
@@ -44,19 +45,6 @@ const volatile struct {
 	__u16 no_btf; /* 1 = the kernel has no BTF of its own: no helper that needs it may be called */
 	__u16 _pad[2];
 } whyspan_run;
-
-/*
- * A field of a kernel object: a plain load where the verifier knows the pointer's type (an argument of
- * tp_btf), a probe read where it does not (raw_tp, the fall-back for kernels without BTF). `raw` must be a
- * constant, so that only one of the two is compiled.
- */
-#define WHYSPAN_FIELD(raw, pointer, field)                                                                   \
-	((raw) ? ({                                                                                          \
-		typeof((pointer)->field) __value;                                                            \
-		bpf_core_read(&__value, sizeof(__value), &(pointer)->field);                                 \
-		__value;                                                                                     \
-	}) :                                                                                                 \
-		 (pointer)->field)
 
 /* Copy a task's name into a field of a record, in either of these ways. */
 #define WHYSPAN_COMM(raw, to, task)                                                                          \
@@ -206,20 +194,6 @@ static __always_inline void whyspan_submit(void *event)
 #define WHYSPAN_KINDS(probe, ...)                                                                            \
 	enum probe##_kind{ __VA_ARGS__ };                                                                    \
 	enum probe##_kind *unused_##probe##_kind __attribute__((unused))
-
-/* A user program at two kinds of hooks: one link for many places (6.6), or one for each; see user_hooks.py.
- */
-#define WHYSPAN_USER_PROBE(name, at, call)                                                                   \
-	SEC(at ".multi")                                                                                     \
-	int name##_multi(struct pt_regs *ctx)                                                                \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}                                                                                                    \
-	SEC(at)                                                                                              \
-	int name##_perf(struct pt_regs *ctx)                                                                 \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}
 
 /*
  * The programs of a hook on threads that leave a CPU: on_switch(raw, preempt, prev, prev_state). Before

@@ -11,6 +11,7 @@
 #include <bpf/bpf_tracing.h>
 #include <bpf/bpf_core_read.h>
 #include "arch.bpf.h"
+#include "programs.bpf.h"
 
 #if defined(__TARGET_ARCH_x86)
 #define NR_FUTEX 202
@@ -26,15 +27,6 @@
 #define BURST_STACKS 8192
 #define BURST_FRAMES 64
 #define BURST_NO_STACK (-1)
-
-/* As in whyspan.bpf.h, which would bring its maps with it. */
-#define WHYSPAN_FIELD(raw, pointer, field)                                                                   \
-	((raw) ? ({                                                                                          \
-		typeof((pointer)->field) __value;                                                            \
-		bpf_core_read(&__value, sizeof(__value), &(pointer)->field);                                 \
-		__value;                                                                                     \
-	}) :                                                                                                 \
-		 (pointer)->field)
 
 /* Set before load. After the deadline a program does nothing, whatever has become of whoever loaded it. */
 const volatile struct {

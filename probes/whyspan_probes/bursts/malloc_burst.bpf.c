@@ -339,23 +339,10 @@ static __always_inline int on_switch(const bool raw, void *ctx, bool preempt, st
 	return 0;
 }
 
-/* Each at two kinds of hooks: one link for many places (6.6), or one for each. */
-#define BOTH(name, at, call)                                                                                 \
-	SEC(at ".multi")                                                                                     \
-	int name##_multi(struct pt_regs *ctx)                                                                \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}                                                                                                    \
-	SEC(at)                                                                                              \
-	int name##_perf(struct pt_regs *ctx)                                                                 \
-	{                                                                                                    \
-		return call;                                                                                 \
-	}
-
-BOTH(malloc_sample, "uprobe", on_sample(ctx))
-BOTH(malloc_entry, "uprobe", on_entry(ctx))
-BOTH(malloc_return, "uretprobe", on_return(ctx))
-BOTH(malloc_only, "uprobe", on_entry_only(ctx))
+WHYSPAN_USER_PROBE(malloc_sample, "uprobe", on_sample(ctx))
+WHYSPAN_USER_PROBE(malloc_entry, "uprobe", on_entry(ctx))
+WHYSPAN_USER_PROBE(malloc_return, "uretprobe", on_return(ctx))
+WHYSPAN_USER_PROBE(malloc_only, "uprobe", on_entry_only(ctx))
 BURST_SWITCH(on_switch)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
