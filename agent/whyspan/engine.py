@@ -38,6 +38,10 @@ _SLICES_PER_S = 10.0
 _MARGIN_NS = 60 * _SECOND_NS
 #: Requests of one batch share their timelines when they lie this close together.
 _SHARED_NS = 3 * _SECOND_NS
+#: What a batch had no time to explain waits for the next ones, but no longer than this after its end, and no more
+#: than so many: later than that nobody waits for a verdict.
+_LATE_NS = 20 * _SECOND_NS
+_MAX_WAITING = 1000
 #: An open request is reported once it is this old, however low its objective: a younger one may be about to end.
 _OPEN_AGE_NS = 2 * _SECOND_NS
 #: What of a thread's history goes from one slice to the next: enough to tell since when, and in what, it waits.
@@ -111,8 +115,8 @@ class Engine:
         between: Callable[[], None] = lambda: None,
         allows: Callable[[], bool] = lambda: True,
     ) -> None:
-        """*allows* is asked before each explanation of a finished request, *between* called after it: a batch of many
-        takes seconds, and neither rings nor the host's CPUs wait.
+        """*allows* is asked before each explanation of a finished request: those that it refuses wait for the next
+        batch. *between* is called after each: a batch of many takes long, and neither rings nor the host's CPUs wait.
         """
         self._between, self._allows = between, allows
         self.baseline = baseline or Baseline()
@@ -125,6 +129,7 @@ class Engine:
         self.engines = EngineTable(settings.window_ns, settings.template_allow)
         self._later_marks: list[Mark] = []
         self._later_steps: list[anonymous.Seen] = []
+        self._waiting: list[_Chosen] = []  # chosen, and not explained yet
         self._long: dict[tuple[int, int], _Long] = {}
         self._buckets: dict[tuple[str, str], _Tokens] = {}
         self._open_checked_ns = 0
@@ -137,9 +142,7 @@ class Engine:
         ended = self._requests.feed(batch, self.facts)
         self._beside.begun(self._requests.began)
         self._feed_engines(batch, ended)
-        findings = []
-        for service, group in groupby(sorted(ended, key=lambda r: r.service), key=lambda r: r.service):
-            findings += self._finished(service, list(group), batch.now_ns)
+        findings = self._finished(ended, batch.now_ns)
         if batch.now_ns - self._open_checked_ns >= _SECOND_NS:
             self._open_checked_ns = batch.now_ns
             findings += self._still_open(batch.now_ns)
@@ -163,7 +166,10 @@ class Engine:
         """Explain what ended and was still waiting for a later batch, as at the end of a recording."""
         ended = self._requests.flush(self.facts)
         self._beside.begun(self._requests.began)
-        return [f for r in ended for f in self._finished(r.service, [r], now_ns)]
+        findings = self._finished(ended, now_ns)
+        self._give_up(self._waiting)
+        self._waiting = []
+        return findings
 
     def open_count(self) -> int:
         """Return the number of requests in progress."""
@@ -177,7 +183,50 @@ class Engine:
             self._buckets[key] = _Tokens(per_s)
         return self._buckets[key]
 
-    def _finished(self, service: str, ended: list[Request], now_ns: int) -> list[Finding]:
+    def _finished(self, ended: list[Request], now_ns: int) -> list[Finding]:
+        """Explain those that ended, the worthy ones among them, and then what waits from batches before."""
+        chosen: list[_Chosen] = []
+        for service, its in groupby(sorted(ended, key=lambda r: r.service), key=lambda r: r.service):
+            chosen += self._choose(service, list(its), now_ns)
+        late = [item for item in self._waiting if now_ns - item[0].end_ns > _LATE_NS]
+        waiting = [item for item in self._waiting if now_ns - item[0].end_ns <= _LATE_NS]
+        # The newest first: while more comes than can be explained, what is explained is at least not late.
+        groups = [*_close(chosen), *reversed(_close(waiting))]
+        findings, self._waiting = [], []
+        for group in groups:
+            self._shared, shared = None, False
+            for item in group:
+                if self._allows():
+                    if not shared:
+                        self._share([r for r, _, _ in group])
+                        shared = True
+                    findings.append(self._explain_chosen(item, now_ns))
+                    self._between()
+                elif item[2]:
+                    self._long.pop((item[0].cookie, item[0].seq), None)
+                else:
+                    self._waiting.append(item)
+        self._shared = None
+        self._give_up([*late, *self._waiting[_MAX_WAITING:]])
+        del self._waiting[_MAX_WAITING:]
+        return findings
+
+    def _give_up(self, items: list[_Chosen]) -> None:
+        for r, _, _ in items:
+            self.counts["not_explained", r.service, "failed" if r.outcome in FAILED else ""] += 1
+            self._long.pop((r.cookie, r.seq), None)
+
+    def _explain_chosen(self, item: _Chosen, now_ns: int) -> Finding:
+        r, reason, is_ordinary = item
+        finding, whole = self._explain(r, reason, self._long.pop((r.cookie, r.seq), None))
+        if is_ordinary:
+            view = EngineView(self.engines, r, self.facts)
+            self.baseline.observe_model(r.service, view.model, now_ns)
+            self.baseline.observe(r, finding.causes, whole.ttft_causes)
+        return finding
+
+    def _choose(self, service: str, ended: list[Request], now_ns: int) -> list[_Chosen]:
+        """Count what ended, and choose what is to be explained of it, as far as the rates allow."""
         objectives = self._settings.objectives(service)
         slow: list[tuple[Request, str | None]] = []
         failed: list[tuple[Request, str | None]] = []
@@ -219,28 +268,10 @@ class Engine:
                 chosen.append((r, None, True))
             else:
                 self._long.pop((r.cookie, r.seq), None)
-        findings = []
-        for group in _close(chosen):
-            self._share([r for r, _, _ in group])
-            for r, reason, is_ordinary in group:
-                long = self._long.pop((r.cookie, r.seq), None)
-                if not self._allows():
-                    if not is_ordinary:
-                        self.counts["not_explained", service, "failed" if r.outcome in FAILED else ""] += 1
-                    continue
-                finding, whole = self._explain(r, reason, long)
-                if is_ordinary:
-                    view = EngineView(self.engines, r, self.facts)
-                    self.baseline.observe_model(service, view.model, now_ns)
-                    self.baseline.observe(r, finding.causes, whole.ttft_causes)
-                findings.append(finding)
-                self._between()
-        self._shared = None
-        return findings
+        return chosen
 
     def _share(self, requests: list[Request]) -> None:
         """Make one set of timelines for requests that overlap or follow closely: half of the work is in them."""
-        self._shared = None
         close = [r for r in requests if (r.cookie, r.seq) not in self._long]
         if len(close) < 2:
             return
@@ -340,7 +371,8 @@ class Engine:
                     kept.parts = [joined._replace(segments=slices.compact(joined.segments))]
                 self._between()
         if len(self._long) > 4 * len(self._requests.open_requests()) + 100:
-            alive = {(r.cookie, r.seq) for r in self._requests.open_requests()}
+            here = [*self._requests.open_requests(), *(r for r, _, _ in self._waiting)]
+            alive = {(r.cookie, r.seq) for r in here}
             self._long = {k: v for k, v in self._long.items() if k in alive}
         return findings
 

@@ -1,7 +1,8 @@
 """Follows which files of interest the watched processes map, cheaply: a process is read again only when its code grew.
 
 A library may come any time after the start, so a process is looked at when it is first seen, soon and less and less
-often after that, and then at every scan. A look reads one line of /proc/PID/status (20 us); only when the size of
+often after that, and then at every scan; soon again when it was found to have mapped code, for one that is still
+loading may be about to map what matters. A look reads one line of /proc/PID/status (20 us); only when the size of
 mapped code has changed is the list of mappings read (1 ms for a Python server with torch).
 """
 
@@ -99,9 +100,12 @@ class MappedFiles:
             if looks == _MAX_LOOKS:
                 break  # the others are still due the next time
             looks += 1
+            code = seen.code
+            changed |= self._look(tgid, seen, now_s)
+            if seen.code != code:
+                seen.delay_s = _FIRST_S
             seen.next_s = now_s + seen.delay_s
             seen.delay_s = min(seen.delay_s * 2, _LONGEST_S)
-            changed |= self._look(tgid, seen, now_s)
         if changed:
             self._group()
         return changed

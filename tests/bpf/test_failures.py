@@ -314,7 +314,8 @@ def test_the_quota_is_named_for_the_request_that_its_client_gave_up(run: Run) ->
     assert f.verdict.culprit.kind == "cgroup"
     assert f.verdict.culprit.name.endswith("/bpf-failures")
     assert f.causes["cpu.throttled"] > 0.5 * f.wall_ns / 1e6
-    assert any(s.thread == "burner" and s.state == "throttled" for s in f.segments)
+    # The two threads pass the GIL to and fro: the quota ends in either.
+    assert any(s.thread in ("python", "burner") and s.state == "throttled" for s in f.segments)
 
 
 def test_a_failure_is_not_taken_for_usual(run: Run) -> None:

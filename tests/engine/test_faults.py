@@ -29,5 +29,6 @@ def scores() -> Iterator[dict[str, Score]]:
 def test_the_cause_and_the_culprit_are_named(scores: dict[str, Score], name: str) -> None:
     score = scores[name]
     assert score.slowed >= 5, "the fault slowed too few requests to judge"
+    assert score.unexplained <= (1 - FLOOR) * score.slowed
     assert score.ratio >= FLOOR, score.misses
     assert score.open_seen, "nothing was reported while it lasted"

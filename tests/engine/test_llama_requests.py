@@ -197,7 +197,7 @@ def test_of_two_at_once_the_second_waits_for_the_first(served: Served, pairs: st
         # What it waited, and little else, is charged.
         waited = (found["queue"][1] - found["queue"][0]) / 1e6
         charged = sum(ms for c, ms in two.causes.items() if c.startswith("engine."))
-        assert charged <= waited
+        assert charged <= waited + 1e-6  # to the nanosecond
         elsewhere = sum(ms for c, ms in two.causes.items() if c.startswith(("cpu.", "unknown")))
         assert charged + elsewhere > 0.8 * waited
         assert not {"engine.queueing", "engine.prefill_interference"} & one.causes.keys()

@@ -250,6 +250,35 @@ def test_explanations_are_limited_and_the_rest_is_counted() -> None:
         assert len(run(e, w.batches(now_s * S, facts=False))) == expected
 
 
+def test_what_a_batch_has_no_time_for_waits_for_the_next_but_not_for_ever() -> None:
+    left = 0
+
+    def allows() -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    limits = Objectives(e2e_ms=100)
+    e = Engine(SCHEMA, Settings(lambda _: limits, "i", explain_per_s=60), allows=allows)
+    left = 10
+    (batch,) = crowd(list(range(60)))
+    found = e.feed(batch)
+    left = 20
+    found += e.feed(Batch(ns(550), batch.events[:0]))
+    assert len(found) == 30
+    assert ("not_explained", "svc", "") not in e.counts
+    # What comes meanwhile is asked about first.
+    w = Wire().ask(600, cookie=99).done(800, cookie=99)
+    left = 2
+    found += (newest := run(e, w.batches(900, facts=False)))
+    assert 99 in {f.request.cookie for f in newest}
+    assert len({f.request.cookie for f in found}) == len(found) == 32
+    left = 1
+    found += e.feed(Batch(ns(30 * S), batch.events[:0]))
+    assert len(found) == 32
+    assert e.counts["not_explained", "svc", ""] == 29
+
+
 def test_who_is_explained_depends_on_neither_order_nor_length() -> None:
     cookies = list(range(60))
     chosen = set()

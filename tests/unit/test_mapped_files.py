@@ -98,6 +98,18 @@ def test_looks_become_rarer(start: Start, monkeypatch: pytest.MonkeyPatch) -> No
     assert set(gaps[6:]) == {5.0}
 
 
+def test_what_still_maps_code_is_looked_at_soon_again(start: Start, thing: Path, tmp_path: Path) -> None:
+    loader = start()
+    other = Path(shutil.copy(LIBRARY, tmp_path / "libthing2.so"))
+    files = MappedFiles([PATTERN])
+    for now_s in (0.0, 10.0, 20.0, 30.0, 40.0, 50.0):
+        files.follow([loader.tgid], now_s)  # five seconds apart by now
+    loader.load(thing)
+    assert files.follow([loader.tgid], 55.0)
+    loader.load(other)
+    assert files.follow([loader.tgid], 55.3)
+
+
 def test_mappings_are_read_only_when_code_was_mapped(
     start: Start, thing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ class Collector:
                         save_baseline(self._baseline_path, self._engine.baseline)
                     next_baseline_s = now_s + _BASELINE_EVERY_S
             self._step()
+            self._budget.begin()
             self._offer(self._engine.flush(time.monotonic_ns()))
         finally:
             self._close()

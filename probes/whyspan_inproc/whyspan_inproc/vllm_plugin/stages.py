@@ -78,10 +78,9 @@ def _stage(role: str, module: str, target: str, name: str, *, optional: bool = F
     return Hook(role, module, target, "self", before=_began, after=_ended(name), optional=optional)
 
 
-def _point(
-    role: str, module: str, target: str, *, before: Before | None = None, after: After | None = None
-) -> Hook:
-    return Hook(role, module, target, "self", before=before, after=after)
+def _point(role: str, module: str, target: str, *, before: Before, after: After | None = None) -> Hook:
+    # Always: watching may begin while the method runs, half a minute for a front end.
+    return Hook(role, module, target, "self", before=before, after=after, always=True)
 
 
 HOOKS = [
