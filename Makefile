@@ -45,7 +45,7 @@ VMLINUX_BTF ?= /sys/kernel/btf/vmlinux
 
 .PHONY: help
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  \033[36m%-8s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps: ## Install the system packages that are missing (apt, Debian or Ubuntu)
@@ -110,9 +110,18 @@ demo: venv build $(filter vllm,$(ENGINE)) ## Inject four faults into a server an
 # Root for the tiers `bpf` and `engine`; without sudo it is skipped with its reason, unless WHYSPAN_REQUIRE says otherwise.
 TEST_SUDO = $(if $(SUDO),$(shell command -v sudo >/dev/null && echo sudo env WHYSPAN_REQUIRE='$(WHYSPAN_REQUIRE)' WHYSPAN_CACHE='$(WHYSPAN_CACHE)'))
 
+.PHONY: boards
+boards: venv ## Get what the boards are checked with: Prometheus, VictoriaMetrics, Node.js, TraceQL (cached, 0.4 GB)
+	$(Q)$(BIN)/python -m tests.boards.tools
+
+.PHONY: generated
+generated: venv ## Write what is made from the code: boards, alert rules, provisioning, docs/metrics.md
+	$(Q)$(BIN)/python dashboards/generate.py
+	$(Q)$(BIN)/python -m whyspan_exporters.metrics.docs > $(BUILD)/metrics.md && mv $(BUILD)/metrics.md docs/metrics.md
+
 .PHONY: test
-test: venv build vllm llama ## Run the tiers unit, bpf and engine (WHYSPAN_REQUIRE=bpf,engine turns skips into failures)
-	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/engine) $(ARGS)
+test: venv build vllm llama boards ## Run the tiers unit, bpf, boards, engine (WHYSPAN_REQUIRE=bpf,engine,boards: no skips)
+	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/boards tests/engine) $(ARGS)
 
 .PHONY: check
 check: venv ## Lint, format, types, layers, unit tests (< 3 min, no root)
@@ -129,7 +138,7 @@ ifneq ($(BPF_SOURCES)$(BPF_HEADERS),)
 	$(call msg,CLANGFMT,$(PROBES))
 	$(Q)$(CLANG_FORMAT) --dry-run --Werror $(BPF_SOURCES) $(BPF_HEADERS)
 endif
-	$(Q)$(BIN)/python -m pytest -q tests/unit
+	$(Q)$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests/unit
 
 .PHONY: bench
 bench: venv build vllm ## Measure: stitching, cost on the demo's server and on vLLM, ingest rate (35 min, root)
@@ -139,6 +148,15 @@ bench: venv build vllm ## Measure: stitching, cost on the demo's server and on v
 bench-faults: venv build vllm ## Inject every host fault into three servers and score the verdicts (root); FAULT=id, QUICK=1 (15 min)
 	$(Q)$(if $(SUDO),$(SUDO) env WHYSPAN_CACHE='$(WHYSPAN_CACHE)') $(BIN)/python -m tests.faults.host \
 		$(foreach f,$(FAULT),--fault $(f)) $(if $(QUICK),--quick) $(ARGS)
+
+.PHONY: drill
+drill: venv build ## Collector away for 10 minutes under load, two kills, a full disk: is anything lost? (root)
+	$(Q)$(if $(SUDO),$(SUDO)) $(BIN)/python -m tests.bench.outage $(ARGS)
+
+.PHONY: fuzz
+fuzz: venv ## A million damaged spools and a million requests to the metrics endpoint (an hour)
+	$(Q)$(BIN)/python -m tests.bench.spool_fuzz --inputs 1000000 $(ARGS)
+	$(Q)$(BIN)/python -m tests.bench.endpoint_fuzz
 
 .PHONY: clean
 clean: ## Remove what was built; keeps .venv and the packages

@@ -1,6 +1,6 @@
 """Tiers: a test that lacks its privilege or its server is skipped with the reason, unless it is required.
 
-``WHYSPAN_REQUIRE=bpf,engine`` turns the skips of these tiers into failures, so that continuous integration
+``WHYSPAN_REQUIRE=bpf,engine,boards`` turns the skips of these tiers into failures, so that continuous integration
 cannot pass by skipping.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.boards import tools
 from tests.engine import install
 
 BTF = Path("/sys/kernel/btf/vmlinux")
@@ -33,12 +34,14 @@ def lacking(tier: str) -> str:
             return "needs root: BPF programs are loaded"
         if not install.installed():
             return "needs a real vLLM server: `make vllm` installs it"
+    if tier == "boards":
+        return tools.lacking()
     return ""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or fail when the tier is required."""
-    for tier in ("bpf", "engine"):
+    for tier in ("bpf", "engine", "boards"):
         if item.get_closest_marker(tier) is None:
             continue
         reason = lacking(tier)

@@ -37,6 +37,7 @@ HEADERS = (
 )
 _MAX_TEMPLATES = 32  # each is a time series
 OTLP_PROTOCOLS = ("grpc", "http/protobuf")
+TEMPORALITIES = ("cumulative", "delta", "lowmemory")
 FEED_KINDS = ("kv_events", "forward_pass", "metrics", "health")
 BURST_KINDS = ("malloc", "syscalls")
 FEED_ENGINES = ("vllm", "sglang", "llama.cpp")
@@ -175,18 +176,47 @@ class Otlp(_Section, frozen=True):
     protocol: str = ""
     headers: dict[str, str] = {}
     certificate: str = ""
+    client_certificate: str = ""
+    client_key: str = ""
     compression: str = ""
     timeout_s: Annotated[float, Meta(ge=0)] = 0
+    spool_mb: Annotated[int, Meta(ge=16)] = 256
     export_unsampled: bool = False
     export_ordinary: bool = False
     metrics: bool = True
     metrics_interval_s: Annotated[float, Meta(ge=0)] = 0
+    metrics_temporality: str = ""
 
     def __post_init__(self) -> None:
         if self.protocol not in ("", *OTLP_PROTOCOLS):
             raise ValueError(f"protocol {self.protocol!r} is not one of {', '.join(OTLP_PROTOCOLS)}")
         if self.compression not in ("", "gzip", "none"):
             raise ValueError(f"compression {self.compression!r} is not one of gzip, none")
+        if self.metrics_temporality not in ("", *TEMPORALITIES):
+            raise ValueError(
+                f"metrics_temporality {self.metrics_temporality!r} is not one of {', '.join(TEMPORALITIES)}"
+            )
+
+
+class Prometheus(_Section, frozen=True):
+    """An endpoint for Prometheus to scrape: on when there is an address, such as 127.0.0.1:9464 or [::1]:9464."""
+
+    listen: str = ""
+
+    def __post_init__(self) -> None:
+        if self.listen and self.address is None:
+            raise ValueError(f"listen {self.listen!r} is not an address and a port, such as 127.0.0.1:9464")
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Return host and port; None when it is off."""
+        host, _, port = self.listen.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            return None
+        plain = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16
+        return (host, int(port)) if host and host.isprintable() and plain else None
 
 
 class Burst(_Section, frozen=True):
@@ -218,6 +248,7 @@ class Config(_Section, frozen=True):
     feeds: Feeds = Feeds()
     store: StoreSection = StoreSection()
     otlp: Otlp = Otlp()
+    prometheus: Prometheus = Prometheus()
     burst: Burst = Burst()
     run: Run = Run()
 
@@ -232,6 +263,11 @@ class Config(_Section, frozen=True):
     def store_path(self) -> Path:
         """Return the SQLite file of the local store."""
         return Path(self.store.path) if self.store.path else self.state_dir / "whyspan.db"
+
+    @property
+    def spool_path(self) -> Path:
+        """Where spans and metrics wait until the OpenTelemetry collector has taken them."""
+        return self.state_dir / "otlp-spool.db"
 
     @property
     def socket_path(self) -> Path:

@@ -21,11 +21,13 @@ from whyspan.causes import Classified, Context, classify
 from whyspan.causes.engine_frozen import frozen_since
 from whyspan.engines import EngineTable, EngineView, anonymous
 from whyspan.engines.calls import OnPath
+from whyspan.engines.gaps import token_gaps_s
 from whyspan.facts import Facts
 from whyspan.marks import Mark
 from whyspan.model import FAILED, Batch, Finding, Request, Segment
 from whyspan.recorder import Recorder
 from whyspan.requests import RequestTable
+from whyspan.tally import Tally
 from whyspan.threads import Timelines
 
 _SECOND_NS = 1_000_000_000
@@ -104,7 +106,7 @@ class Engine:
     """Feeds batches through recorder, requests, critical path, causes and verdict.
 
     ``counts`` are totals since the start: requests by (service, outcome), and ``not_explained``, whose label is
-    ``failed`` for failed requests.
+    ``failed`` for failed requests. ``tally`` has more of the kind.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Engine:
         self.baseline = baseline or Baseline()
         self.facts = Facts()
         self.counts: Counter[tuple[str, str, str]] = Counter()  # name, service, label
+        self.tally = Tally()
         self._schema, self._settings = schema, settings
         self._recorder = Recorder(settings.window_ns, settings.recorder_bytes)
         self._requests = RequestTable(schema, settings.instance)
@@ -236,6 +239,9 @@ class Engine:
                 # The front end lived to end its response in good order; half of the answer is missing all the same.
                 r.outcome, r.ended_by = "killed", "engine_exit"
             self.counts["requests", service, r.outcome] += 1
+            view = EngineView(self.engines, r, self.facts)
+            gaps = token_gaps_s(self.engines, view.jobs)
+            self.tally.add(r, objectives, view.model.get("name", ""), gaps)
             reason = self.baseline.is_slow(r, objectives)
             if r.outcome == "lost":
                 self._long.pop((r.cookie, r.seq), None)

@@ -89,12 +89,16 @@ def cgroup_facts(path: str, mounts: Iterable[Mount]) -> list[Fact]:
     """Return the CPU quota of a cgroup and of each of its ancestors (v1 or v2), 0 where there is none."""
     found = cgroups.cpu_mounts(mounts)
     return [
-        CgroupFact(clean(group, _MAX_PATH), *(_quota(group, found) or (0, 0)))
+        CgroupFact(clean(group, _MAX_PATH), *(cgroup_quota(group, found) or (0, 0)))
         for group in cgroups.ancestors(path)
     ]
 
 
-def _quota(path: str, mounts: Iterable[Mount]) -> tuple[int, int] | None:
+def cgroup_quota(path: str, mounts: Iterable[Mount]) -> tuple[int, int] | None:
+    """Return the CPU quota of one cgroup and its period, in us; None where it has none.
+
+    *mounts* are those of `cgroups.cpu_mounts`.
+    """
     for mount in mounts:
         folder = cgroups.folder(path, mount)
         if folder is None:

@@ -162,6 +162,27 @@ class Reader:
         """
         return self._status("instance = ?", max_age_s)
 
+    def states(self) -> list[dict[str, Any]]:
+        """Return what each collector that the store knows of last said of itself, however long ago.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        with self._errors():
+            rows = self._db.execute("SELECT status FROM status WHERE instance != ?", (EXPORTER,)).fetchall()
+            found = [json.loads(text) for (text,) in rows]
+            return [state for state in found if isinstance(state, dict)]
+
+    def counters(self, name: str) -> dict[tuple[str, str], int]:
+        """Return what was counted as *name* by service and label, over all collectors that the store knows of.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        query = "SELECT service, label, SUM(value) FROM counters WHERE name = ? GROUP BY service, label"
+        with self._errors():
+            return {(s, label): n for s, label, n in self._db.execute(query, (name,)).fetchall()}
+
     def _status(self, which: str, max_age_s: float) -> dict[str, Any]:
         oldest = clock.now_unix_ns() - int(max_age_s * 1e9)
         query = (

@@ -169,6 +169,21 @@ int BPF_PROG(sockets_send_tp, struct sock *sk, int ret, int flags)
 	return describe(sk, ret, false, &op) ? on_data(&op, id, false) : 0;
 }
 
+/*
+ * The name that a connection goes by. Where no program of ours makes its cookie, its address stands in;
+ * should somebody else ask for the cookie meanwhile (`ss` does, of every socket), the connection keeps the
+ * name that it has.
+ */
+static __always_inline __u64 name_of(const struct sock *sk)
+{
+	__u64 cookie = whyspan_cookie(sk), key = whyspan_key(sk);
+
+	return cookie != key && !bpf_map_lookup_elem(&sockets_conns, &cookie) &&
+			       bpf_map_lookup_elem(&sockets_conns, &key) ?
+		       key :
+		       cookie;
+}
+
 /* The same from a socket found through a descriptor, which must be read with care. */
 static __always_inline bool describe_untrusted(struct sock *sk, int bytes, bool recv, struct op *op)
 {
@@ -182,7 +197,7 @@ static __always_inline bool describe_untrusted(struct sock *sk, int bytes, bool 
 	if ((op->family == AF_INET || op->family == AF_INET6) && BPF_CORE_READ(sk, sk_type) == SOCK_STREAM) {
 		struct tcp_sock *tcp = (struct tcp_sock *)sk;
 
-		op->key = whyspan_cookie(sk);
+		op->key = name_of(sk);
 		op->sock_key = whyspan_key(sk);
 		op->lport = BPF_CORE_READ(sk, __sk_common.skc_num);
 		op->rport = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
@@ -262,7 +277,7 @@ CALL_EXIT(sendfile64, false)
 
 static __always_inline int on_state(const struct sock *sk, int old_state, int new_state, __u32 reset)
 {
-	__u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), cookie = whyspan_cookie(sk);
+	__u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), cookie = name_of(sk);
 	struct conn *c = bpf_map_lookup_elem(&sockets_conns, &cookie);
 	/* skc_num has gone back to 0 by the time a socket is TCP_CLOSE */
 	__u16 lport = bpf_ntohs(BPF_CORE_READ((const struct inet_sock *)sk, inet_sport));
@@ -308,6 +323,9 @@ static __always_inline int on_reset(const struct sock *sk)
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(sockets_state_tp, struct sock *sk, int old_state, int new_state)
 {
+	if (new_state ==
+	    TCP_ESTABLISHED) /* every probe is to know it by the same name from its first byte on */
+		bpf_get_socket_cookie(sk);
 	return on_state(sk, old_state, new_state, 0);
 }
 

@@ -71,6 +71,17 @@ def go_deaf(s: socket.socket) -> None:
     s.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
+def list_sockets(_: socket.socket) -> None:
+    """Ask the kernel for all TCP sockets of the host, as `ss` does: it gives each a cookie."""
+    sock_diag, request_dump, done = 20, 0x301, 3  # linux/sock_diag.h, linux/netlink.h
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as s:  # NETLINK_SOCK_DIAG
+        wanted = struct.pack("BBBxI48x", socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+        s.send(struct.pack("IHHII", 16 + len(wanted), sock_diag, request_dump, 1, 0) + wanted)
+        kind = 0
+        while kind != done:
+            kind = struct.unpack_from("H", s.recv(1 << 16), 4)[0]
+
+
 class Case(NamedTuple):
     """What the client does before it closes, what the server does before it does, and the requests that makes."""
 
@@ -102,6 +113,18 @@ CASES = [
         [whole(0)],
     ),
     Case("close while it waits", [send(GET), pause], [reading(N), WAIT], [cut(0, "client_close")]),
+    Case(
+        "close while it waits, after somebody has listed all sockets",
+        [send(GET), pause, list_sockets],
+        [reading(N), WAIT],
+        [cut(0, "client_close")],
+    ),
+    Case(
+        "a second request after somebody has listed all sockets",
+        [send(GET), read(len(OK)), list_sockets, send(GET), read(len(OK))],
+        [reading(N), writing(OK), reading(N), writing(OK), WAIT],
+        [whole(0), whole(1)],
+    ),
     Case("reset while it waits", [send(GET), pause, by_reset], [reading(N), WAIT], [cut(0, "client_reset")]),
     Case(
         "close in mid-stream",

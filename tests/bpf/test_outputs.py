@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import pytest
 from whyspan.recording import Reader
 from whyspan_probes.registry import Found
 
+from tests.bench.ports import free_port
 from tests.bpf.child import Child
 from tests.bpf.daemon import Daemon
 from tests.bpf.http import Http, reading, writing
@@ -56,7 +58,9 @@ def run(probes: dict[str, Found], tmp_path_factory: pytest.TempPathFactory) -> I
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "500")
-        daemon = Daemon(folder, server.tgid, collector=f'record = "{recording}"')
+        scraped = f"http://127.0.0.1:{(port := free_port())}/metrics"
+        more = f'record = "{recording}"\n[prometheus]\nlisten = "127.0.0.1:{port}"'
+        daemon = Daemon(folder, server.tgid, collector=more)
     try:
         daemon.wait_ready()
         hog.say()
@@ -77,6 +81,8 @@ def run(probes: dict[str, Found], tmp_path_factory: pytest.TempPathFactory) -> I
             ("doctor", "--json"),
         ]
         texts = {" ".join(c[:1] + c[2:]): daemon.output(*c).encode() for c in commands}
+        with urllib.request.urlopen(scraped, timeout=20) as page:
+            texts["prometheus"] = page.read()
         assert daemon.stop() == 0
         texts["otlp"] = "\n".join(receiver.strings()).encode()
         texts["replay"] = daemon.output("replay", str(recording)).encode()
@@ -100,6 +106,7 @@ def test_the_run_is_worth_looking_at(run: Run) -> None:
     assert run.texts["otlp"].count(b"whyspan.request\n") == REQUESTS
     assert b"/v1/completions" in run.texts["otlp"]
     assert {b"whyspan.event.count", b"whyspan.process.cpu.time"} <= set(run.texts["otlp"].split(b"\n"))
+    assert b"whyspan_finding_count_total" in run.texts["prometheus"]
     assert json.loads(run.texts["probes"])["otlp"]["enabled"]
     assert {"log", "recording", "state/whyspan.db"} <= set(run.texts)
     reader = Reader(run.recording)

@@ -60,6 +60,7 @@ class Faults:
     chunk_cpu_s: float = 0.0  # the front end's CPU time per chunk
     chunk_bytes: int = 0  # size of a chunk to the client
     forget_cache: bool = False  # nothing is found by prefix
+    evict: bool = False  # cached blocks beyond the free ones are overwritten, the oldest first
     keep_zombies: bool = False  # disconnects are not passed on
     slow_model: float = 1.0  # steps take so many times longer
     dtype: str = "float32"
@@ -190,7 +191,6 @@ class Core:
         self.cache: dict[str, None] = {}
         self.step = 0
         self.numbers = 0
-        self.evicted = 0
 
     def run(self) -> None:
         while True:
@@ -338,6 +338,7 @@ class Core:
                 "waiting": len(self.waiting),
                 "kv_used": self.used,
                 "kv_free": faults.blocks - self.used,
+                "evicted": self.evict(),
             },
         )
         drafted = faults.drafts * len(batch)
@@ -418,6 +419,14 @@ class Core:
                 "drafted": drafted,
             },
         )
+
+    def evict(self) -> int:
+        over = len(self.cache) - (self.faults.blocks - self.used)
+        if not self.faults.evict or over <= 0:
+            return 0
+        for key in list(self.cache)[:over]:
+            del self.cache[key]
+        return over
 
     def remember(self, s: Sequence) -> None:
         if not self.faults.forget_cache:

@@ -1,6 +1,7 @@
 """Real OTLP receivers for tests: a gRPC server and an HTTP server that keep all they are sent.
 
-``tls`` is a key file and a certificate file.
+``tls`` is a key file and a certificate file, and with a third one the authority of clients' certificates, which are
+asked for then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb2
@@ -26,7 +28,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 
 class Receiver:
-    """What arrived, in order. ``refuse`` is what it answers instead of taking something, ``delay_s`` how slowly."""
+    """What arrived, in order. ``refuse`` is what it answers instead of taking something, ``delay_s`` how slowly.
+
+    ``retry_s`` goes with a refusal (``Retry-After`` as it stands, RetryInfo), ``partial`` with a success: how many
+    items are rejected, and why. ``at_s`` is when each request came, refused or not.
+    """
 
     def __init__(self, port: int = 0, tls: bool = False) -> None:
         self.port, self._scheme = port, "https" if tls else "http"
@@ -36,6 +42,10 @@ class Receiver:
         self.refuse: Any = None
         self.refused = 0
         self.delay_s = 0.0
+        self.retry_s: Any = None
+        self.partial = (0, "")
+        self.refuse_over = 1 << 60  # bytes of a request
+        self.at_s: list[float] = []
         self.stopping = threading.Event()
 
     @property
@@ -80,27 +90,30 @@ class Receiver:
 class GrpcReceiver(Receiver):
     """The two services of OTLP over gRPC."""
 
-    def __init__(self, port: int = 0, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, port: int = 0, tls: tuple[Path, ...] | None = None) -> None:
         super().__init__(port, tls is not None)
         outer = self
 
         def take(request: Any, context: grpc.ServicerContext, kept: list[Any]) -> None:
             outer.headers.append({str(k): str(v) for k, v in context.invocation_metadata()})
+            outer.at_s.append(time.monotonic())
             outer.stopping.wait(outer.delay_s)
-            if outer.refuse is not None:
+            if outer.refuse is not None or request.ByteSize() > outer.refuse_over:
                 outer.refused += 1
-                context.abort(outer.refuse, "not now")
+                if outer.retry_s is not None:
+                    context.set_trailing_metadata((("grpc-status-details-bin", _retry_info(outer.retry_s)),))
+                context.abort(outer.refuse or grpc.StatusCode.RESOURCE_EXHAUSTED, "not now")
             kept.append(request)
 
         class Traces(trace_grpc.TraceServiceServicer):
             def Export(self, request: Any, context: Any) -> Any:
                 take(request, context, outer.traces)
-                return trace_pb2.ExportTraceServiceResponse()
+                return _traces_answer(outer.partial)
 
         class Metrics(metrics_grpc.MetricsServiceServicer):
             def Export(self, request: Any, context: Any) -> Any:
                 take(request, context, outer.metrics)
-                return metrics_pb2.ExportMetricsServiceResponse()
+                return _metrics_answer(outer.partial)
 
         self._server = grpc.server(ThreadPoolExecutor(4))
         add: Any = trace_grpc.add_TraceServiceServicer_to_server
@@ -112,7 +125,9 @@ class GrpcReceiver(Receiver):
             self.port = self._server.add_insecure_port(address)
         else:
             pair = (tls[0].read_bytes(), tls[1].read_bytes())
-            self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            authority = tls[2].read_bytes() if len(tls) > 2 else None
+            credentials = grpc.ssl_server_credentials([pair], authority, authority is not None)
+            self.port = self._server.add_secure_port(address, credentials)
         self._server.start()
 
     def stop(self) -> None:
@@ -123,7 +138,7 @@ class GrpcReceiver(Receiver):
 class HttpReceiver(Receiver):
     """OTLP over HTTP, as protobuf, plain or gzip."""
 
-    def __init__(self, port: int = 0, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, port: int = 0, tls: tuple[Path, ...] | None = None) -> None:
         super().__init__(port, tls is not None)
         outer = self
 
@@ -132,11 +147,15 @@ class HttpReceiver(Receiver):
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if outer.stopping.is_set():  # on a connection that was kept
+                    self.close_connection = True
+                    return
                 outer.headers.append({k.lower(): v for k, v in self.headers.items()})
+                outer.at_s.append(time.monotonic())
                 outer.stopping.wait(outer.delay_s)
-                if outer.refuse is not None:
+                if outer.refuse is not None or len(body) > outer.refuse_over:
                     outer.refused += 1
-                    self._answer(outer.refuse)
+                    self._answer(outer.refuse or 413)
                     return
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
@@ -144,17 +163,21 @@ class HttpReceiver(Receiver):
                     self._answer(415)
                 elif self.path == "/v1/traces":
                     outer.traces.append(trace_pb2.ExportTraceServiceRequest.FromString(body))
-                    self._answer(200)
+                    self._answer(200, _traces_answer(outer.partial).SerializeToString())
                 elif self.path == "/v1/metrics":
                     outer.metrics.append(metrics_pb2.ExportMetricsServiceRequest.FromString(body))
-                    self._answer(200)
+                    self._answer(200, _metrics_answer(outer.partial).SerializeToString())
                 else:
                     self._answer(404)
 
-            def _answer(self, status: int) -> None:
+            def _answer(self, status: int, body: bytes = b"") -> None:
                 self.send_response(status)
-                self.send_header("Content-Length", "0")
+                if status >= 300 and outer.retry_s is not None:
+                    self.send_header("Retry-After", str(outer.retry_s))
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
+                self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -164,6 +187,9 @@ class HttpReceiver(Receiver):
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certfile=tls[1], keyfile=tls[0])
+            if len(tls) > 2:
+                context.load_verify_locations(tls[2])
+                context.verify_mode = ssl.CERT_REQUIRED
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -208,6 +234,28 @@ class Tap:
         # A thread in accept() would keep the socket; shutdown wakes it.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+
+def _retry_info(delay_s: float) -> bytes:
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromNanoseconds(int(delay_s * 1e9))
+    status = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="not now")
+    status.details.add().Pack(info)
+    return bytes(status.SerializeToString())
+
+
+def _traces_answer(partial: tuple[int, str]) -> Any:
+    answer = trace_pb2.ExportTraceServiceResponse()
+    if any(partial):
+        answer.partial_success.rejected_spans, answer.partial_success.error_message = partial
+    return answer
+
+
+def _metrics_answer(partial: tuple[int, str]) -> Any:
+    answer = metrics_pb2.ExportMetricsServiceResponse()
+    if any(partial):
+        answer.partial_success.rejected_data_points, answer.partial_success.error_message = partial
+    return answer
 
 
 def values(attributes: Any) -> dict[str, Any]:

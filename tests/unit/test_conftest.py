@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -50,3 +51,16 @@ def test_other_tiers_still_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHYSPAN_REQUIRE", "engine")
     with pytest.raises(pytest.skip.Exception):
         set_up("bpf")
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_boards_say_what_is_missing_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WHYSPAN_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(pytest.skip.Exception, match=r"needs prometheus, .*node.*tests\.boards\.tools"):
+        set_up("boards")
+    monkeypatch.setenv("WHYSPAN_REQUIRE", "boards")
+    with pytest.raises(pytest.fail.Exception, match="WHYSPAN_REQUIRE has boards"):
+        set_up("boards")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +14,8 @@ from whyspan import __version__
 from whyspan.config import Otlp
 from whyspan.model import EngineFacts, Finding
 from whyspan_exporters.link import Count
-from whyspan_exporters.otlp import figures
-from whyspan_exporters.otlp.figures import Figures
+from whyspan_exporters.metrics import figures
+from whyspan_exporters.metrics.figures import Figures
 from whyspan_exporters.otlp.settings import resolve
 from whyspan_exporters.otlp.sink import OtlpSink
 from whyspan_exporters.records import EXPORTER, Counts, Explained, Status, finding_id
@@ -49,9 +50,10 @@ COLLECTOR = {
     "rss_bytes": 90_000_000,
 }
 COUNTS = [
-    Count("requests", "chat", "ok", 997),
-    Count("requests", "chat", "error", 7),
-    Count("requests", "embed", "reset", 2),
+    Count("request_codes", "chat", "ok/200", 997),
+    Count("request_codes", "chat", "error/503", 7),
+    Count("request_codes", "embed", "reset/0", 2),
+    Count("slo", "chat", "e2e/bad", 5),
     Count("not_explained", "chat", "", 31),
     Count("not_explained", "chat", "failed", 37),
     Count("lost_events", "", "sched_wake", 13),
@@ -130,16 +132,23 @@ def test_every_metric_arrives(make_finding: MakeFinding, make_sink: MakeSink, pr
             *(Explained(finding_id("i", f), START, f) for f in explained),
         ]
     )
+    sink.flush()
     wait_until(lambda: sink.status()["traces"]["sent"] == 12)
     before = len(receiver.metrics)
     wait_until(lambda: len(receiver.metrics) > before + 1)
     found = receiver.newest_metrics()
+    spool = {
+        name: found.pop(name)
+        for name in sorted(found)
+        if name.startswith("whyspan.spool.") and "lost" not in name
+    }
+    assert set(spool) == {"whyspan.spool.items", "whyspan.spool.oldest", "whyspan.spool.size"}
     assert {name: (shape(m), m.unit, points(m)) for name, m in found.items()} == {
         "whyspan.collector.up": ("gauge", "1", {(): 1}),
         "whyspan.request.count": (
             "counter",
             "{request}",
-            {("ok", "chat"): 997, ("error", "chat"): 7, ("reset", "embed"): 2},
+            {("200", "ok", "chat"): 997, ("503", "error", "chat"): 7, ("0", "reset", "embed"): 2},
         ),
         "whyspan.request.open": ("updown", "{request}", {(): 5}),
         "whyspan.request.not_explained": (
@@ -151,6 +160,23 @@ def test_every_metric_arrives(make_finding: MakeFinding, make_sink: MakeSink, pr
             "counter",
             "{finding}",
             {("cpu.throttled", "chat"): 2, ("none", "chat"): 1, ("cpu.throttled", "embed"): 1},
+        ),
+        "whyspan.slo.request.count": ("counter", "{request}", {("chat", "e2e", "bad"): 5}),
+        "whyspan.cause.excess.time": (
+            "counter",
+            "s",
+            {
+                ("cpu.throttled", "whole", "chat"): pytest.approx(0.0668),
+                ("cpu.throttled", "whole", "embed"): pytest.approx(0.0334),
+            },
+        ),
+        "whyspan.cause.culprit.time": (
+            "counter",
+            "s",
+            {
+                ("cpu.throttled", "cgroup", "/demo/limited", "chat"): pytest.approx(0.0668),
+                ("cpu.throttled", "cgroup", "/demo/limited", "embed"): pytest.approx(0.0334),
+            },
         ),
         "whyspan.finding.queued": ("updown", "{finding}", {(): 4}),
         "whyspan.finding.dropped": ("counter", "{finding}", {("collector",): 11, ("store",): 17}),
@@ -175,6 +201,8 @@ def test_every_metric_arrives(make_finding: MakeFinding, make_sink: MakeSink, pr
         "whyspan.target.cpu.usage": ("gauge", "{cpu}", {(): 1.25}),
         "whyspan.store.ok": ("gauge", "1", {(): 0}),
         "whyspan.store.size": ("updown", "By", {(): 4096}),
+        "whyspan.build.info": ("gauge", "1", {(__version__, platform.release()): 1}),
+        "whyspan.spool.lost": ("counter", "{span}", {("traces",): 0, ("metrics",): 0}),
         "whyspan.span.count": ("counter", "{span}", {("sent",): 12, ("failed",): 0, ("dropped",): 0}),
         "whyspan.span.queued": ("updown", "{span}", {(): 0}),
     }
@@ -195,8 +223,17 @@ def test_every_metric_arrives(make_finding: MakeFinding, make_sink: MakeSink, pr
         "whyspan.process",
         "whyspan.queue",
         "whyspan.result",
+        "whyspan.phase",
+        "whyspan.culprit.kind",
+        "whyspan.culprit.name",
+        "whyspan.slo.objective",
+        "whyspan.slo.result",
+        "whyspan.signal",
+        "whyspan.kernel",
+        "service.version",
+        "http.response.status_code",
     }
-    (resource_metrics,) = receiver.metrics[-1].resource_metrics
+    resource_metrics = receiver.metrics[-1].resource_metrics[-1]  # snapshots may share a request
     resource = values(resource_metrics.resource.attributes)
     assert (resource["service.name"], resource["service.version"]) == ("whyspan", __version__)
     assert {"host.name", "host.arch", "service.instance.id", "telemetry.sdk.name"} <= set(resource)
@@ -327,8 +364,26 @@ def test_the_last_figures_go_out_at_the_end(make_sink: MakeSink) -> None:
     sink.emit([Status("i", COLLECTOR)])
     sink.close()
     assert points(receiver.newest_metrics()["whyspan.request.open"]) == {(): 5}
-    assert sink.status()["metrics"]["sent"] == 1
+    (request,) = receiver.metrics
+    (scope,) = request.resource_metrics[0].scope_metrics
+    assert sink.status()["metrics"]["sent"] == sum(len(points(m)) for m in scope.metrics)
     receiver.stop()
+
+
+def test_deltas_by_configuration_or_environment(make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    delta = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
+    for section, env in (({"metrics_temporality": "delta"}, ""), ({}, "delta")):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", env)
+        receiver = HttpReceiver()
+        sink = make_sink(receiver, metrics_interval_s=3600, **section)
+        sink.emit([Counts("i", COUNTS), Status("i", COLLECTOR | {"uptime_s": 0.0})])
+        sink.close()
+        found = receiver.newest_metrics()
+        assert found["whyspan.request.count"].sum.aggregation_temporality == delta
+        assert points(found["whyspan.request.open"]) == {(): 5}
+        receiver.stop()
+    with pytest.raises(ValueError, match="metrics_temporality 'sometimes' is not one of"):
+        Otlp(metrics_temporality="sometimes")
 
 
 def test_a_receiver_that_is_down_shows_in_the_state(make_sink: MakeSink) -> None:
@@ -336,7 +391,7 @@ def test_a_receiver_that_is_down_shows_in_the_state(make_sink: MakeSink) -> None
     receiver.stop()
     sink = make_sink(receiver, timeout_s=0.2)
     sink.emit([Status("i", COLLECTOR)])
-    wait_until(lambda: sink.status()["metrics"]["failed"])
+    wait_until(lambda: sink.status()["metrics"]["failing"])
     assert "refused" in sink.status()["metrics"]["last_error"]
 
 
@@ -363,7 +418,10 @@ def test_a_failure_that_came_at_once_counts_under_its_cause(make_finding: MakeFi
         finding = make_finding(n, slow=False)
         finding.request.outcome, finding.verdict.cause = outcome, cause
         f.add(Explained(finding_id("i", finding), START, finding))
-    assert {label: v for _, label, v in f.totals("findings")} == {"memory.oom": 1, "none": 2}
+    assert {p.labels["whyspan.cause"]: p.value for p in f.found("whyspan.finding.count")} == {
+        "memory.oom": 1,
+        "none": 2,
+    }
 
 
 def test_series_are_bounded() -> None:

@@ -159,6 +159,34 @@ def test_without_a_collector_nothing_waits(
     assert [line for line in lines if " whyspan" not in line] == []
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_two_kills_while_the_collector_is_away_lose_nothing(
+    tmp_path: Path, start_exporter: StartExporter, make_finding: MakeFinding, protocol: str
+) -> None:
+    receiver = RECEIVERS[protocol]()
+    receiver.stop()
+    section = {"endpoint": receiver.endpoint, "protocol": protocol, "metrics": False, "timeout_s": 1}
+    for first in (1, 101):
+        process = start_exporter(otlp=section)
+        collector = Collector(tmp_path / "state")
+        collector.send(*(FindingMsg(n, make_finding(n)) for n in range(first, first + 100)))
+        collector.until(first + 99)
+        process.kill()
+        process.wait()
+    process = start_exporter(otlp=section)
+    collector = Collector(tmp_path / "state")
+    collector.send(*(FindingMsg(n, make_finding(n)) for n in range(201, 301)))
+    collector.until(300)
+    receiver = RECEIVERS[protocol](receiver.port)
+    wait_until(lambda: len(receiver.spans()) >= 300 * 4)
+    ids = [(s.trace_id, s.span_id) for s in receiver.spans()]
+    assert len(set(ids)) == 300 * 4
+    assert [int.from_bytes(t, "big") for t, _ in ids[::4]] == list(range(1, 301))  # in order, none twice
+    process.terminate()
+    assert process.wait(20) == 0
+    receiver.stop()
+
+
 def run_exporter(tmp_path: Path, otlp: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     overrides = {"run": {"state_dir": str(tmp_path / "state")}, "otlp": otlp}
     env = os.environ | {"WHYSPAN_OVERRIDES": json.dumps(overrides), "WHYSPAN_CONFIG": "/dev/null"}
@@ -262,24 +290,35 @@ TRACES = {
     "kept_local": 5,
 }
 METRICS = {"endpoint": "http://c:4318/v1/metrics", "protocol": "http/protobuf", "sent": 9, "interval_s": 60.0}
+SPOOL = {"state": "", "batches": 3, "oldest_s": 75.2, "bytes": 3 << 19, "max_bytes": 256 << 20}
+
+
+def otlp_lines(out: str) -> list[str]:
+    return [line for line in out.splitlines() if not line.startswith("prometheus")]
+
+
+def test_the_status_line_of_a_full_disk(run: Run) -> None:
+    out = run({"sinks": {"otlp": {"spool": SPOOL | {"state": "disk full"}}}})[1]
+    assert otlp_lines(out)[-1].endswith("256 MiB on disk; disk full, what comes waits in memory")
 
 
 def test_the_status_line(run: Run) -> None:
-    status, out = run(
-        {"sinks": {"store": {"state": ""}, "otlp": {"problem": "", "traces": TRACES, "metrics": METRICS}}}
-    )
+    otlp = {"problem": "", "traces": TRACES, "metrics": METRICS, "spool": SPOOL}
+    status, out = run({"sinks": {"store": {"state": ""}, "otlp": otlp}})
     assert status == 0
-    assert out.splitlines()[-3:] == [
+    assert otlp_lines(out)[-4:] == [
         "otlp traces: grpc to http://c:4317; 12,345 spans sent, 7 failed, 3 dropped, 2 queued; 5 requests kept local",
         "  failing, last error at 2023-11-14T22:13:20.000Z: refused \\x1b[31m",
-        "otlp metrics: http/protobuf to http://c:4318/v1/metrics; 9 exports sent, 0 failed, 0 dropped, one every 60 s",
+        "otlp metrics: http/protobuf to http://c:4318/v1/metrics; 9 data points sent, 0 failed, 0 dropped, "
+        "0 queued; an export every 60 s",
+        "otlp spool: 3 batches, the oldest 75 s old; 1.5 of 256 MiB on disk",
     ]
     assert "5 events since the start" in out  # the collector's state is still found beside it
 
 
 def test_the_status_line_when_it_is_off(run: Run) -> None:
     line = "otlp: off; set otlp.endpoint or OTEL_EXPORTER_OTLP_ENDPOINT to send spans and metrics"
-    assert run({"sinks": {"store": {}}})[1].splitlines()[-1] == line
+    assert otlp_lines(run({"sinks": {"store": {}}})[1])[-1] == line
 
 
 def test_no_status_line_without_an_exporter(run: Run) -> None:
@@ -288,7 +327,7 @@ def test_no_status_line_without_an_exporter(run: Run) -> None:
 
 def test_the_status_line_with_a_problem(run: Run) -> None:
     out = run({"sinks": {"otlp": {"problem": "OTEL_X 'y' is wrong"}}})[1]
-    assert out.splitlines()[-3:] == [
+    assert otlp_lines(out)[-3:] == [
         "otlp: OTEL_X 'y' is wrong",
         "otlp traces: off",
         "otlp metrics: off",

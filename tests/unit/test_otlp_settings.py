@@ -149,6 +149,14 @@ def test_a_mistake_in_the_environment_does_not_touch_the_file() -> None:
             {"endpoint": "https://c", "certificate": "/nonexistent/ca.pem"},
             "otlp.certificate: cannot read /nonexistent/ca.pem: No such file",
         ),
+        (
+            {"endpoint": "https://c", "client_certificate": "/x.pem"},
+            "otlp.client_certificate and otlp.client_key: give both, or none",
+        ),
+        (
+            {"endpoint": "https://c", "client_certificate": "/nonexistent/c", "client_key": "/nonexistent/k"},
+            "otlp.client_certificate: cannot read /nonexistent/c: No such file",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(section: dict[str, Any], says: str) -> None:
@@ -164,6 +172,7 @@ def test_a_mistake_in_the_file_is_one_line(section: dict[str, Any], says: str) -
         ("protocol='http/json'", "otlp: protocol 'http/json' is not one of grpc, http/protobuf"),
         ("compression='zstd'", "otlp: compression 'zstd' is not one of gzip, none"),
         ("timeout_s=-1", "otlp.timeout_s: expected float >= 0.0"),
+        ("spool_mb=1", "otlp.spool_mb: expected int >= 16"),
         ("headers={a=1}", "otlp.headers.*: expected str, got int"),
         ("endpont='x'", "unknown key otlp.endpont; did you mean otlp.endpoint?"),
     ],
@@ -194,16 +203,69 @@ def test_interval(section: dict[str, Any], env: dict[str, str], interval_s: floa
     assert problem in settings.problem
 
 
-def test_only_what_the_file_sets_is_passed_on() -> None:
-    # The SDK reads the environment for whatever it is not told.
-    plain = resolve(Otlp(endpoint="http://c:1"), {"OTEL_EXPORTER_OTLP_HEADERS": "a=b"}).traces
-    assert plain is not None
-    assert (plain.headers, plain.certificate, plain.compression, plain.timeout_s) == (None,) * 4
-    told = resolve(
-        Otlp(endpoint="http://c:1", headers={"X-A": "b"}, compression="none", timeout_s=3), {}
-    ).traces
-    assert told is not None
-    assert (told.headers, told.compression, told.timeout_s) == ({"x-a": "b"}, "none", 3)
+ENVIRONMENT = {
+    "OTEL_EXPORTER_OTLP_HEADERS": "a=b%20c,key=v",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE": "/ca",
+    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": "/cert",
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY": "/key",
+    "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "7",
+    "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "8.5",
+}
+
+
+def details(signal: str, section: dict[str, Any], env: dict[str, str]) -> tuple[Any, ...]:
+    found = resolve(Otlp(endpoint="http://c:1", **section), env)
+    assert found.problem == ""
+    t = found.traces if signal == "traces" else found.metrics
+    assert t is not None
+    return (dict(t.headers), t.certificate, t.client_certificate, t.client_key, t.compression, t.timeout_s)
+
+
+def test_details_come_from_the_file_then_the_signal_then_the_environment(tmp_path: Path) -> None:
+    pem = str(tmp_path / "x.pem")
+    Path(pem).touch()
+    mine: dict[str, Any] = {"headers": {"X-A": "b"}, "certificate": pem, "client_certificate": pem}
+    mine |= {"client_key": pem, "compression": "none", "timeout_s": 3}
+    assert details("traces", {}, {}) == ({}, "", "", "", "none", 10.0)
+    env_headers = {"a": "b c", "key": "v"}
+    assert details("traces", {}, ENVIRONMENT) == (env_headers, "/ca", "/cert", "/key", "gzip", 7.0)
+    assert details("metrics", {}, ENVIRONMENT) == (env_headers, "/ca", "/cert", "/key", "gzip", 8.5)
+    assert details("traces", mine, ENVIRONMENT) == ({"x-a": "b"}, pem, pem, pem, "none", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("env", "problem", "on"),
+    [
+        ({"OTEL_EXPORTER_OTLP_COMPRESSION": "zstd"}, "'zstd' is not one of gzip, deflate, none", False),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}, "'soon' is not a number of s; 10 s used", True),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "nan"}, "'nan' is not a number of s; 10 s used", True),
+        ({"OTEL_EXPORTER_OTLP_HEADERS": "a=b,s3cret"}, "1 of its entries are not name=value", True),
+    ],
+)
+def test_a_detail_that_is_wrong_in_the_environment(
+    env: dict[str, str], problem: str, on: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = resolve(Otlp(endpoint="http://c:1"), env)
+    assert problem in found.problem
+    assert (found.traces is not None) is on
+    assert "s3cret" not in found.problem + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "env", "insecure", "authority"),
+    [
+        ("http://c:1/x", {}, True, "c:1"),
+        ("https://c", {}, False, "c"),
+        ("c:4317", {}, False, "c:4317"),
+        ("c:4317", {"OTEL_EXPORTER_OTLP_INSECURE": "True"}, True, "c:4317"),
+        ("https://u:p@[::1]:4317", {"OTEL_EXPORTER_OTLP_INSECURE": "true"}, False, "[::1]:4317"),
+    ],
+)
+def test_where_grpc_connects(endpoint: str, env: dict[str, str], insecure: bool, authority: str) -> None:
+    target = resolve(Otlp(), env | {GENERAL: endpoint}).traces
+    assert target is not None
+    assert (target.insecure, target.authority) == (insecure, authority)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -40,8 +40,10 @@ class Stretches(list[During]):
 
     def first(self, start_ns: int, end_ns: int) -> During | None:
         """Return the first that overlaps (start, end)."""
-        i = max(bisect_right(self._starts, start_ns) - 1, 0)
-        return next((d for d in self[i : i + 2] if d.end_ns > start_ns and d.start_ns < end_ns), None)
+        i = bisect_right(self._starts, start_ns)
+        if i and self[i - 1].end_ns > start_ns:
+            return self[i - 1]
+        return self[i] if i < len(self) and self._starts[i] < end_ns else None
 
 
 def tidy(found: Iterable[During]) -> Stretches:

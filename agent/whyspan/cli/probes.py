@@ -35,7 +35,8 @@ def command(*, config_path: Path | None, store_path: Path | None, fields: bool, 
         return
     _print(rows, status, fields)
     if exporter:
-        console().print("\n" + "\n".join(_otlp_lines(sinks.get("otlp"))))
+        lines = [_prometheus_line(sinks.get("prometheus")), *_otlp_lines(sinks.get("otlp"))]
+        console().print("\n" + "\n".join(lines))
 
 
 def _rows(status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,7 +122,7 @@ def _otlp_lines(otlp: dict[str, Any] | None) -> list[str]:
     if otlp is None:
         return ["otlp: off; set otlp.endpoint or OTEL_EXPORTER_OTLP_ENDPOINT to send spans and metrics"]
     lines = [f"otlp: {otlp['problem']}"] if otlp.get("problem") else []
-    for signal, item in (("traces", "spans"), ("metrics", "exports")):
+    for signal, item in (("traces", "spans"), ("metrics", "data points")):
         s = otlp.get(signal)
         if not isinstance(s, dict):
             lines.append(f"otlp {signal}: off")
@@ -130,12 +131,32 @@ def _otlp_lines(otlp: dict[str, Any] | None) -> list[str]:
             f"otlp {signal}: {s.get('protocol')} to {s.get('endpoint')}; {s.get('sent', 0):,} {item} sent, "
             f"{s.get('failed', 0):,} failed, {s.get('dropped', 0):,} dropped"
         )
+        line += f", {s.get('queued', 0):,} queued; "
         if signal == "traces":
-            line += f", {s.get('queued', 0):,} queued; {s.get('kept_local', 0):,} requests kept local"
+            line += f"{s.get('kept_local', 0):,} requests kept local"
         else:
-            line += f", one every {s.get('interval_s', 0):g} s"
+            line += f"an export every {s.get('interval_s', 0):g} s"
         lines.append(line)
         if s.get("last_error"):
             since = "failing, last error" if s.get("failing") else "last error"
             lines.append(f"  {since} at {rfc3339(s.get('last_error_unix_ns', 0))}: {s['last_error']}")
+    spool = otlp.get("spool")
+    if isinstance(spool, dict):
+        line = (
+            f"otlp spool: {spool.get('batches', 0):,} batches, the oldest {spool.get('oldest_s', 0.0):.0f} s old; "
+            f"{spool.get('bytes', 0) / 2**20:.1f} of {spool.get('max_bytes', 0) / 2**20:.0f} MiB on disk"
+        )
+        lines.append(f"{line}; {spool['state']}, what comes waits in memory" if spool.get("state") else line)
     return [clean(line, 600) for line in lines]
+
+
+def _prometheus_line(state: dict[str, Any] | None) -> str:
+    """Where metrics can be scraped, or why not."""
+    if state is None:
+        return "prometheus: off; set prometheus.listen to have metrics scraped"
+    if state.get("problem"):
+        return clean(f"prometheus: {state['problem']}", 600)
+    answered, refused = state.get("answered", 0), state.get("refused", 0)
+    return clean(
+        f"prometheus: http://{state.get('listen')}/metrics; {answered:,} answered, {refused:,} refused", 600
+    )

@@ -28,7 +28,7 @@ from whyspan_probes.loader import KINDS_PER_PROBE
 from whyspan_probes.registry import discover
 from whyspan_probes.state import HEALTHY
 
-from whyspan import __version__, clock, selfuse
+from whyspan import __version__, clock, pressure, selfuse
 from whyspan.baseline import Baseline
 from whyspan.causes.engine_frozen import frozen_since
 from whyspan.config import Config, load_config
@@ -136,6 +136,7 @@ class Collector:
         self._recording = self._open_recording()
         self._counted: dict[tuple[str, str, str], int] = {}
         self._engine_totals = Totals()
+        self._throttling = pressure.Throttling()
         self._received = np.zeros(len(self._source.session.probes), np.int64)  # events, by probe
         self._started_s = time.monotonic()
 
@@ -177,6 +178,7 @@ class Collector:
             self._step()
             self._budget.begin()
             self._offer(self._engine.flush(time.monotonic_ns()))
+            self._count_requests()
         finally:
             self._close()
 
@@ -202,11 +204,7 @@ class Collector:
                 self._recording = None
         self._budget.begin()
         self._offer(self._engine.feed(batch))
-        for key, total in self._engine.counts.items():
-            before = self._counted.get(key, 0)
-            if total > before:
-                self._client.count(key[0], total - before, service=key[1], label=key[2])
-                self._counted[key] = total
+        self._count_requests()
         totals = self._engine_totals.update(self._engine.engines, self._engine.facts, batch.now_ns)
         for (name, service, label), n in totals.items():
             self._client.count(name, n, service=service, label=label)
@@ -220,8 +218,22 @@ class Collector:
             self._client.offer(finding)
             self._bursts.consider(finding, self._source.discovery.found, time.monotonic())
 
+    def _count_requests(self) -> None:
+        for key, total in (*self._engine.counts.items(), *self._engine.tally.counts.items()):
+            before = self._counted.get(key, 0)
+            if total > before:
+                self._client.count(key[0], total - before, service=key[1], label=key[2])
+                self._counted[key] = total
+
+    def _count_throttling(self) -> None:
+        watched = self._source.discovery.found.values()
+        groups = [(f.service, self._engine.facts.cgroup(f.tgid)) for f in watched]
+        for service, us in self._throttling.look(groups).items():
+            self._client.count("throttled_us", us, service=service)
+
     def _status(self) -> dict[str, Any]:
         link = self._client.stats()
+        self._count_throttling()
         return {
             "probes": [
                 asdict(p.state) | {"events": int(n)}
@@ -248,6 +260,8 @@ class Collector:
             "rss_bytes": selfuse.rss_bytes(),
             "uptime_s": time.monotonic() - self._started_s,
             "tgid": os.getpid(),
+            **self._engine.tally.state(time.monotonic_ns()),
+            **pressure.state(self._throttling),
         }
 
     def _close(self) -> None:

@@ -12,7 +12,6 @@ from typing import Final
 
 from whyspan.model import (
     FAILED,
-    UNFINISHED,
     UNKNOWN,
     Culprit,
     EngineFacts,
@@ -21,6 +20,7 @@ from whyspan.model import (
     Segment,
     Verdict,
 )
+from whyspan.outcome import error_type
 from whyspan.text import clean
 
 Value = str | bool | int | float | list[str]
@@ -43,7 +43,6 @@ _OPERATIONS: Final = {
     "/completions": "text_completion",
     "/embeddings": "embeddings",
 }
-_ERROR_TYPES: Final = {"reset": "connection_reset", "killed": "process_exit"}
 
 
 def is_real_cause(cause: str) -> bool:
@@ -54,18 +53,6 @@ def is_real_cause(cause: str) -> bool:
 def has_verdict(finding: Finding) -> bool:
     """Whether a cause, or ``unknown``, is claimed; nothing is for a request that was ordinary or only failed."""
     return finding.slow or bool(finding.verdict.sentence)
-
-
-def error_type(request: Request) -> str:
-    """Return ``error.type``: the status, or how the request was cut off; empty when that is no error of the server.
-
-    As for server spans by the HTTP conventions, a status of 4xx is none; but 429 is, since the server refused work.
-    """
-    if request.outcome == "error":
-        return str(request.status) if request.status >= 500 or request.status == 429 else ""
-    if request.outcome in UNFINISHED:
-        return clean(request.ended_by, NAME_CHARS) or _ERROR_TYPES[request.outcome]
-    return ""
 
 
 def of_request(finding: Finding, finding_id: str) -> Attributes:

@@ -6,6 +6,7 @@ What ``[otlp]`` sets wins; what it leaves empty comes from ``OTEL_EXPORTER_OTLP_
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,20 +21,32 @@ HTTP: Final = "http/protobuf"
 _HTTP_PORT = 4318  # registered for OTLP over HTTP, as 4317 is for gRPC
 _INTERVAL_S = 60.0  # OTEL_METRIC_EXPORT_INTERVAL's default
 _MIN_INTERVAL_S = 0.1
+COMPRESSIONS: Final = ("gzip", "deflate", "none")
+_TIMEOUT_S = 10.0  # the specification's default of OTEL_EXPORTER_OTLP_TIMEOUT
+_MAX_TIMEOUT_S = 300.0
 _SECRET_CHARS = 4  # shorter header values would blank out half of a message
 
 
 class Target(NamedTuple):
-    """One signal's destination. What is None is left to the SDK, which looks into the environment."""
+    """One signal's destination, resolved to the last detail."""
 
     signal: str  # traces, metrics
     endpoint: str
     protocol: str
-    headers: dict[str, str] | None
-    certificate: str | None
-    compression: str | None
-    timeout_s: float | None
+    headers: Mapping[str, str]
+    certificate: str  # PEM file of the authorities to trust; empty: the client's usual ones
+    client_certificate: str  # PEM files with which to show who we are, both or none
+    client_key: str
+    compression: str  # of COMPRESSIONS
+    timeout_s: float  # of one request
+    insecure: bool  # no TLS
     secrets: tuple[str, ...]  # must not show up in a message
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as gRPC wants them."""
+        url = _split(self.endpoint)
+        return url.netloc.rpartition("@")[2] if url is not None else self.endpoint
 
     @property
     def shown(self) -> str:
@@ -62,7 +75,7 @@ def resolve(section: Otlp, env: Mapping[str, str]) -> Settings:
     A mistake in the environment, which may be meant for another program, is a ``problem`` and the signal is off.
 
     Raises:
-        ConfigError: The section's endpoint is no URL, or its certificate cannot be read; the user edits it.
+        ConfigError: The section's endpoint is no URL, or one of its certificates cannot be read; the user edits it.
     """
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Settings(None, None, _INTERVAL_S)
@@ -70,11 +83,7 @@ def resolve(section: Otlp, env: Mapping[str, str]) -> Settings:
         raise ConfigError(f"otlp.endpoint: {reason}")
     if "?" in section.endpoint:
         raise ConfigError("otlp.endpoint: give the address without a query; a key goes into otlp.headers")
-    if section.certificate:
-        try:
-            Path(section.certificate).read_bytes()
-        except OSError as exc:
-            raise ConfigError(f"otlp.certificate: cannot read {section.certificate}: {exc.strerror}") from exc
+    _check_files(section)
     problems: list[str] = []
     traces = _target("traces", section, env, problems)
     metrics = _target("metrics", section, env, problems) if section.metrics else None
@@ -109,16 +118,62 @@ def _target(signal: str, section: Otlp, env: Mapping[str, str], problems: list[s
     if base and protocol == HTTP:  # an endpoint of one signal is complete
         endpoint = f"{base.rstrip('/')}/v1/{signal}"
     headers = {k.lower(): v for k, v in section.headers.items()}
+    own_headers = dict(headers)
+    if not headers and (text := read("HEADERS")):
+        headers = _env_headers(text, problems)
+    compression = section.compression or read("COMPRESSION").lower() or "none"
+    if compression not in COMPRESSIONS:
+        problems.append(
+            f"OTEL_EXPORTER_OTLP_COMPRESSION {clean(compression, 40)!r} is not one of {', '.join(COMPRESSIONS)}"
+        )
+        return None
+    own_pair = bool(section.client_certificate)
     return Target(
-        signal,
-        endpoint,
-        protocol,
-        headers or None,
-        section.certificate or None,
-        section.compression or None,
-        section.timeout_s or None,
-        _secrets(endpoint, [*headers.values(), *_env_header_values(read("HEADERS"))]),
+        signal=signal,
+        endpoint=endpoint,
+        protocol=protocol,
+        headers=headers,
+        certificate=section.certificate or read("CERTIFICATE"),
+        client_certificate=section.client_certificate if own_pair else read("CLIENT_CERTIFICATE"),
+        client_key=section.client_key if own_pair else read("CLIENT_KEY"),
+        compression=compression,
+        timeout_s=min(section.timeout_s or _timeout(read("TIMEOUT"), problems), _MAX_TIMEOUT_S),
+        insecure=_is_insecure(endpoint, read("INSECURE")),
+        secrets=_secrets(endpoint, [*own_headers.values(), *_env_header_values(read("HEADERS"))]),
     )
+
+
+def _check_files(section: Otlp) -> None:
+    if bool(section.client_certificate) != bool(section.client_key):
+        raise ConfigError("otlp.client_certificate and otlp.client_key: give both, or none")
+    for key in ("certificate", "client_certificate", "client_key"):
+        path = getattr(section, key)
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as exc:
+            raise ConfigError(f"otlp.{key}: cannot read {path}: {exc.strerror}") from exc
+
+
+def _timeout(text: str, problems: list[str]) -> float:
+    # In seconds, as in every OpenTelemetry SDK for Python; the specification says milliseconds.
+    try:
+        timeout_s = float(text) if text else _TIMEOUT_S
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s < float("inf"):
+        problems.append(
+            f"OTEL_EXPORTER_OTLP_TIMEOUT {clean(text, 40)!r} is not a number of s; {_TIMEOUT_S:.0f} s used"
+        )
+        return _TIMEOUT_S
+    return timeout_s
+
+
+def _is_insecure(endpoint: str, text: str) -> bool:
+    url = _split(endpoint)
+    if url is not None and url.scheme:
+        return url.scheme == "http"
+    return text.lower() == "true"
 
 
 def _usual_protocol(endpoint: str) -> str:
@@ -151,6 +206,20 @@ def _shown(endpoint: str) -> str:
     rest = rest.partition("?")[0].partition("#")[0]
     authority, slash, path = rest.partition("/")
     return clean(f"{head}{separator}{authority.rpartition('@')[2]}{slash}{path}", 200)
+
+
+def _env_headers(text: str, problems: list[str]) -> dict[str, str]:
+    from opentelemetry.util.re import parse_env_headers
+
+    # It would log what it does not understand, which may be half of a secret.
+    logging.getLogger("opentelemetry.util.re").disabled = True
+    headers = dict(parse_env_headers(text, liberal=True))
+    wrong = sum(1 for item in text.split(",") if item.strip()) - len(headers)
+    if wrong:
+        problems.append(
+            f"OTEL_EXPORTER_OTLP_HEADERS: {wrong} of its entries are not name=value, or come twice"
+        )
+    return headers
 
 
 def _env_header_values(text: str) -> list[str]:

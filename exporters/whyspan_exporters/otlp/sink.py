@@ -3,73 +3,82 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.trace import ReadableSpan
 from whyspan import clock
 from whyspan.config import Otlp
 from whyspan.model import FAILED, Finding
 
-from whyspan_exporters.otlp import cold_start, metrics, sdk
-from whyspan_exporters.otlp.delivery import Delivery, Reasons, reasons
-from whyspan_exporters.otlp.figures import Figures
+from whyspan_exporters.metrics import temporality
+from whyspan_exporters.metrics.figures import Figures
+from whyspan_exporters.metrics.push import Push
+from whyspan_exporters.otlp import cold_start, transport
+from whyspan_exporters.otlp.encode import encode
+from whyspan_exporters.otlp.outbox import Outbox
 from whyspan_exporters.otlp.resource import Resources
-from whyspan_exporters.otlp.sender import Sender
-from whyspan_exporters.otlp.settings import Settings, Target
+from whyspan_exporters.otlp.settings import Settings
 from whyspan_exporters.otlp.spans import to_spans
 from whyspan_exporters.records import Explained, Record, Status
+from whyspan_exporters.resends import Resends
 
 log = logging.getLogger("whyspan.otlp")
 
-# Together below the 5 s that the supervisor gives: the rest of the exporter has to end too.
-_CLOSE_SPANS_S: Final = 1.0
-_CLOSE_METRICS_S: Final = 0.5
-# More than a collector can have on its way unacknowledged, and so send again.
-_REMEMBERED: Final = 4096
+# Well below the 5 s that the supervisor gives: the rest of the exporter has to end too. What is left stays on disk.
+_CLOSE_S: Final = 0.7
+_REMEMBERED: Final = 4096  # starts of engines
 
 
 class OtlpSink:
-    """Never blocks the exporter's loop, and never keeps a finding from being acknowledged.
+    """Never blocks the exporter's loop: what leaves the host goes into the outbox's spool, and from there by itself."""
 
-    What the collector does not take is lost for it, and counted; the local store has it.
-    """
+    def __init__(self, settings: Settings, section: Otlp, spool: Path | None = None) -> None:
+        """Open the outbox. Threads start at the first `emit`: capabilities are dropped by then, per thread.
 
-    def __init__(self, settings: Settings, section: Otlp) -> None:
-        """Remember *settings*. Threads start at the first `emit`: capabilities are dropped by then, per thread."""
+        Args:
+            settings: Where to send, and how.
+            section: What to send.
+            spool: The spool's file; None keeps what waits in memory only.
+        """
         self._settings, self._section = settings, section
         self._started = False
         self._resources = Resources()
-        self._figures = Figures()
-        self._traces = Delivery(settings.traces) if settings.traces else None
-        self._metrics = Delivery(settings.metrics) if settings.metrics else None
-        self._sender: Sender | None = None
-        self._provider: MeterProvider | None = None
+        self._figures = Figures(own={"otlp": self.status})
+        self._temporality, problem = temporality.preference(section.metrics_temporality, os.environ)
+        if problem:
+            log.error("otlp: %s", problem)
+        targets = [t for t in (settings.traces, settings.metrics) if t is not None]
+        self._outbox = Outbox(targets, spool, section.spool_mb << 20)
+        self._pending: list[Sequence[ReadableSpan]] = []  # by finding
+        self._push: Push | None = None
         self._local = 0
-        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._resends = Resends()
         self._starts: OrderedDict[str, None] = OrderedDict()
-        for target in (settings.traces, settings.metrics):
-            if target:
-                sdk.load(target)  # seconds from a cold disk: not when the first finding waits
+        for target in targets:
+            transport.load(target)  # seconds from a cold disk: not when the first finding waits
 
     def emit(self, records: Sequence[Record]) -> None:
-        """Take *records*: spans are queued, everything else shows up in the metrics."""
+        """Take *records*: spans wait for `flush`, everything else shows up in the metrics."""
         self._start()
         for record in records:
-            if isinstance(record, Explained) and self._is_known(record):
+            if isinstance(record, Explained) and self._resends.knows(record):
                 continue
             self._figures.add(record)
-            if isinstance(record, Status) and self._sender is not None:
-                self._cold_starts(record, self._sender)
-            if isinstance(record, Explained) and self._sender is not None:
+            if self._settings.traces is None:
+                continue
+            if isinstance(record, Status):
+                self._cold_starts(record)
+            elif isinstance(record, Explained):
                 if self._leaves(record.finding):
-                    self._sender.offer(to_spans(record, self._resources.of(record.finding)))
+                    self._pending.append(to_spans(record, self._resources.of(record.finding)))
                 else:
                     self._local += 1
 
-    def _cold_starts(self, record: Status, sender: Sender) -> None:
+    def _cold_starts(self, record: Status) -> None:
         """Send the start of each engine once, when it is ready."""
         engines = record.status.get("engines")
         for start in cold_start.ready(engines if isinstance(engines, list) else []):
@@ -78,73 +87,47 @@ class OtlpSink:
                 while len(self._starts) > _REMEMBERED:
                     self._starts.popitem(last=False)
                 resource = self._resources.of_service(start.service, int(start.engines[0].get("tgid") or 0))
-                sender.offer(cold_start.to_spans(start, resource, clock.offset_ns()))
+                self._pending.append(cold_start.to_spans(start, resource, clock.offset_ns()))
 
     def flush(self) -> str:
-        """Return "": a finding is durable when the store has it, and waits for nobody else."""
-        return ""
+        """Put the spans into the outbox. Returns "" when they are on disk or sent, else why they are not."""
+        pending, self._pending = self._pending, []
+        for request in encode(pending):
+            if request.error:
+                self._outbox.drop("traces", request.items, request.error)
+            else:
+                self._outbox.put("traces", request.payload, request.items)
+        return self._outbox.flush()
 
     def status(self) -> dict[str, Any]:
         """Return what `whyspan probes` shows."""
-        out: dict[str, Any] = {"problem": self._settings.problem}
-        if self._traces is not None:
-            queued = self._sender.queued() if self._sender else 0
-            out["traces"] = self._traces.status() | {"queued": queued, "kept_local": self._local}
-        if self._metrics is not None:
-            out["metrics"] = self._metrics.status() | {"interval_s": self._settings.interval_s}
+        out: dict[str, Any] = {"problem": self._settings.problem} | self._outbox.status()
+        if "traces" in out:
+            out["traces"]["kept_local"] = self._local
+        if "metrics" in out:
+            out["metrics"]["interval_s"] = self._settings.interval_s
         return out
 
     def close(self) -> None:
-        """Send what is queued, for a few seconds at most."""
-        for delivery in (self._traces, self._metrics):
-            if delivery is not None:
-                delivery.close()
-        if self._sender is not None:
-            self._sender.close(_CLOSE_SPANS_S)
-        if self._provider is not None:
-            self._provider.shutdown(_CLOSE_METRICS_S * 1000)
+        """Send what is queued, for less than a second; the rest stays on disk for the next start."""
+        if self._push is not None:
+            self._push.close()
+        self.flush()
+        self._outbox.close(_CLOSE_S)
 
     def _start(self) -> None:
         if self._started:
             return
         self._started = True
-        why = reasons()
-        for target in (self._settings.traces, self._settings.metrics):
-            if target:
-                log.info("otlp: %s go to %s by %s", target.signal, target.shown, target.protocol)
-        if (spans := self._traces) is not None:
-            self._sender = Sender(lambda: sdk.span_exporter(spans.target, why.note), spans, why)
-        if self._metrics is not None:
-            try:
-                self._provider = self._start_metrics(self._metrics.target, self._metrics, why)
-            except Exception as exc:
-                # The SDK could not make an exporter of this environment; the state says why.
-                self._metrics.failed(0, f"{type(exc).__name__}: {exc}")
-
-    def _start_metrics(self, target: Target, delivery: Delivery, why: Reasons) -> MeterProvider:
-        def on_result(ok: bool) -> None:
-            reason = why.take()
-            if ok:
-                delivery.sent(1)
-            else:
-                delivery.failed(1, reason)
-
-        exporter = sdk.metric_exporter(target, why.note, on_result)
-        reader = PeriodicExportingMetricReader(exporter, self._settings.interval_s * 1000)
-        spans = None
-        if self._traces is not None and self._sender is not None:
-            spans = metrics.SpanFigures(self._traces.counts, self._sender.queued)
-        return metrics.start(reader, self._resources.whyspan(), self._figures, spans)
-
-    def _is_known(self, record: Explained) -> bool:
-        """Whether this very finding came before: a collector that reconnects sends again what was not acknowledged."""
-        end_ns = record.finding.request.end_ns
-        known = self._seen.get(record.id) == end_ns
-        self._seen[record.id] = end_ns
-        self._seen.move_to_end(record.id)
-        if len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
-        return known
+        self._outbox.start()
+        if self._settings.metrics is not None:
+            self._push = Push(
+                self._figures,
+                self._resources.whyspan(),
+                lambda payload, points: self._outbox.put("metrics", payload, points),
+                self._settings.interval_s,
+                self._temporality,
+            )
 
     def _leaves(self, finding: Finding) -> bool:
         request = finding.request

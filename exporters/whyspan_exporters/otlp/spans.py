@@ -18,7 +18,6 @@ is not. One span per cause, so that ``whyspan.excess_ms`` can be summed up.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -28,8 +27,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from whyspan import __version__
 from whyspan.model import UNFINISHED, Culprit, Finding, Segment
+from whyspan.outcome import error_type
 from whyspan.text import clean
 
+from whyspan_exporters import ids
 from whyspan_exporters.otlp import attributes
 from whyspan_exporters.otlp.attributes import Attributes
 from whyspan_exporters.records import Explained
@@ -45,7 +46,6 @@ MAX_SEGMENT_EVENTS: Final = 8
 MIN_EXCESS_MS: Final = 1.0
 _SCOPE: Final = InstrumentationScope("whyspan", __version__)
 _TIME_MAX: Final = (1 << 63) - 1
-_HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 
 class _Interval(NamedTuple):
@@ -64,7 +64,7 @@ class _Builder:
         self._id, self._resource = record.id, resource
         # One offset for all: what nests in monotonic time nests in wall-clock time, to the nanosecond.
         self._offset_ns = record.start_unix_ns - request.start_ns
-        self._trace_id = _hex_id(request.trace_id, 16) or _derived(record.id, "trace", 16)
+        self._trace_id, _ = ids.of_request(record.id, request.trace_id)
         self._flags = TraceFlags(TraceFlags.SAMPLED if request.sampled else TraceFlags.DEFAULT)
 
     def time(self, mono_ns: int) -> int:
@@ -72,12 +72,12 @@ class _Builder:
 
     def context(self, role: str) -> SpanContext:
         return SpanContext(
-            self._trace_id, _derived(self._id, role, 8), is_remote=False, trace_flags=self._flags
+            self._trace_id, ids.derived(self._id, role, 8), is_remote=False, trace_flags=self._flags
         )
 
     def above(self, *span_ids: str) -> SpanContext | None:
         """The first of some spans of other processes that is one; None when none is."""
-        span_id = next((i for i in (_hex_id(text, 8) for text in span_ids) if i), 0)
+        span_id = next((i for i in (ids.hex_id(text, 8) for text in span_ids) if i), 0)
         return SpanContext(self._trace_id, span_id, True, self._flags) if span_id else None
 
     def span(
@@ -136,7 +136,7 @@ def to_spans(record: Explained, resource: Resource) -> list[ReadableSpan]:
 
 
 def _status(finding: Finding) -> Status:
-    if not attributes.error_type(finding.request):
+    if not error_type(finding.request):
         return Status(StatusCode.UNSET)
     # By convention nothing is added to what the HTTP status says.
     unfinished = finding.request.outcome in UNFINISHED
@@ -225,19 +225,8 @@ def _segment_events(build: _Builder, mine: list[Segment]) -> list[Event]:
 
 
 def _links(culprit: Culprit) -> list[Link]:
-    trace_id, span_id = _hex_id(culprit.trace_id, 16), _hex_id(culprit.span_id, 8)
+    trace_id, span_id = ids.hex_id(culprit.trace_id, 16), ids.hex_id(culprit.span_id, 8)
     if not trace_id or not span_id:
         return []
     context = SpanContext(trace_id, span_id, is_remote=True)
     return [Link(context, {"whyspan.link": "culprit"})]
-
-
-def _hex_id(text: str, size: int) -> int:
-    """*text* as an id of *size* bytes; 0, which is no id, when it is none."""
-    return int(text, 16) if len(text) == 2 * size and _HEX.issuperset(text) else 0
-
-
-def _derived(finding_id: str, role: str, size: int) -> int:
-    """An id that is the same whenever the finding is sent, and not 0."""
-    digest = hashlib.blake2b(f"{finding_id}/{role}".encode("utf-8", "backslashreplace"), digest_size=size)
-    return int.from_bytes(digest.digest(), "big") or 1

@@ -27,4 +27,4 @@ def open(config: Config) -> Sink | None:
     # The SDK is 20 MB: not loaded by those who do not send.
     from whyspan_exporters.otlp.sink import OtlpSink
 
-    return OtlpSink(settings, config.otlp)
+    return OtlpSink(settings, config.otlp, config.spool_path)

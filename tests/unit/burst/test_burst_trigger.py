@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.resources import Resource
 from whyspan.burst import files
 from whyspan.burst.report import MallocRow
 from whyspan.config import Burst, load_config
@@ -17,8 +15,8 @@ from whyspan.model import Culprit, Finding
 from whyspan.pipeline import bursts
 from whyspan.pipeline.bursts import Bursts, summary
 from whyspan_exporters.link import Count
-from whyspan_exporters.otlp import metrics
-from whyspan_exporters.otlp.figures import Figures
+from whyspan_exporters.metrics.figures import Figures
+from whyspan_exporters.metrics.snapshot import take
 from whyspan_exporters.records import Counts, Status
 
 from tests.bpf.waiting import until
@@ -209,19 +207,9 @@ def test_metrics() -> None:
     junk = [3, {"service": None, "mean_blocked_ns": "many"}]
     figures.add(Status("i", {"bursts": {"malloc": [*rows, *junk]}}))
     figures.add(Counts("i", [Count("bursts", "malloc", "done", 3), Count("bursts", "malloc", "too dear", 1)]))
-    reader = InMemoryMetricReader()
-    provider = metrics.start(reader, Resource({}), figures, None)
-    data = reader.get_metrics_data()
-    provider.shutdown()
-    assert data is not None
     found = {
-        m.name: {
-            tuple(dict(p.attributes or {}).values()): getattr(p, "value", None) for p in m.data.data_points
-        }
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for m in scope.metrics
-        if m.name.startswith("whyspan.burst")
+        f.instrument.name: {tuple(p.labels.values()): p.value for p in f.points}
+        for f in take(figures, 1).families
     }
     assert found["whyspan.burst.count"] == {("malloc", "done"): 3, ("malloc", "too dear"): 1}
     blocked = found["whyspan.burst.malloc.blocked"]

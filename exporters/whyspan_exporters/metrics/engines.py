@@ -5,7 +5,7 @@ batches, of sequences and of tokens in them, whose rates give the exact mean ove
 A histogram would say more, but its values would have to cross from the collector one by one, at hundreds a second.
 Ratios of tokens are left to the query for the same reason: cached to prompt, recomputed to computed.
 
-Counts are of everything the engine does; ``whyspan.finding.token.count`` is of the requests explained only.
+Counts are of everything the engine does.
 """
 
 from __future__ import annotations
@@ -13,25 +13,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from whyspan_exporters.otlp.figures import Figures, engines, number
-from whyspan_exporters.otlp.instrument import SERVICE, Instrument, Point, Read, totals
+from whyspan_exporters.metrics.figures import Figures, engines, number
+from whyspan_exporters.metrics.instrument import (
+    OTHER,
+    OVERFLOW,
+    SERVICE,
+    Instrument,
+    Point,
+    Read,
+    counter,
+    gauge,
+    totals,
+    updown,
+)
 
 _ENGINE: Final = "whyspan.engine.name"
 _TEMPLATE: Final = "whyspan.template"
-#: Semantic conventions, gen_ai.token.type.
-_TOKEN_TYPE: Final = "gen_ai.token.type"
+_BOTH: Final = (SERVICE, _ENGINE)
 
 
 def _counter(name: str, unit: str, description: str, counted: str, scale: float = 1.0) -> Instrument:
     read = totals(f"engine_{counted}", SERVICE, _ENGINE, scale)
-    return Instrument("counter", f"whyspan.engine.{name}", unit, description, read, scale == 1.0)
+    return counter(f"whyspan.engine.{name}", unit, description, read, *_BOTH, whole=scale == 1.0)
 
 
 def _sum(field: str) -> Read:
     def read(figures: Figures) -> Iterator[Point]:
         for service, engine, e in engines(figures.collector()):
             if (value := number(e.get(field))) is not None:
-                yield value, {SERVICE: service, _ENGINE: engine}
+                yield Point(value, {SERVICE: service, _ENGINE: engine})
 
     return read
 
@@ -45,7 +55,7 @@ def _mean(field: str) -> Read:
             if (value := number(e.get(field))) is not None:
                 found.setdefault((service, engine), []).append(value)
         for (service, engine), values in found.items():
-            yield sum(values) / len(values), {SERVICE: service, _ENGINE: engine}
+            yield Point(sum(values) / len(values), {SERVICE: service, _ENGINE: engine})
 
     return read
 
@@ -57,24 +67,21 @@ def _blocks(figures: Figures) -> Iterator[Point]:
             continue
         for state in ("used", "cached", "free"):
             if (value := number(blocks.get(state))) is not None:
-                yield value, {SERVICE: service, _ENGINE: engine, "whyspan.state": state}
+                yield Point(value, {SERVICE: service, _ENGINE: engine, "whyspan.state": state})
 
 
 def _frozen(figures: Figures) -> Iterator[Point]:
     for service, engine, e in engines(figures.collector()):
         if (value := number(e.get("frozen_s"))) is not None:
-            yield (1 if value > 0 else 0), {SERVICE: service, _ENGINE: engine}
+            yield Point((1 if value > 0 else 0), {SERVICE: service, _ENGINE: engine})
 
 
 def _prompts(figures: Figures) -> Iterator[Point]:
     for service, tag, value in figures.totals("engine_prompts"):
-        yield value, {SERVICE: service, _TEMPLATE: tag or "none"}
-
-
-def _finding_tokens(figures: Figures) -> Iterator[Point]:
-    for kind in ("input", "output"):
-        for service, tag, value in figures.totals(f"finding_{kind}_tokens"):
-            yield value, {SERVICE: service, _TEMPLATE: tag or "none", _TOKEN_TYPE: kind}
+        if (service, tag) == OTHER:
+            yield Point(value, {OVERFLOW: True})
+        else:
+            yield Point(value, {SERVICE: service, _TEMPLATE: tag or "none"})
 
 
 INSTRUMENTS: Final[tuple[Instrument, ...]] = (
@@ -89,77 +96,80 @@ INSTRUMENTS: Final[tuple[Instrument, ...]] = (
     _counter("token.output", "{token}", "Tokens generated.", "output_tokens"),
     _counter("preemption.count", "{preemption}", "Sequences that lost their KV blocks.", "preemptions"),
     _counter("kv.evicted", "{block}", "Cached KV blocks overwritten by others.", "evicted_blocks"),
-    Instrument(
-        "counter",
+    counter(
         "whyspan.engine.prompt.count",
         "{prompt}",
         "Prompts by the tag of their template, of those allowed; other: not allowed, none: without.",
         _prompts,
+        SERVICE,
+        _TEMPLATE,
     ),
-    Instrument(
-        "updown", "whyspan.engine.sequence.running", "{sequence}", "Sequences in the batch.", _sum("running")
+    updown(
+        "whyspan.engine.sequence.running",
+        "{sequence}",
+        "Sequences in the batch.",
+        _sum("running"),
+        *_BOTH,
     ),
-    Instrument(
-        "updown", "whyspan.engine.sequence.waiting", "{sequence}", "Sequences in the queue.", _sum("waiting")
+    updown(
+        "whyspan.engine.sequence.waiting",
+        "{sequence}",
+        "Sequences in the queue.",
+        _sum("waiting"),
+        *_BOTH,
     ),
-    Instrument(
-        "updown",
+    updown(
         "whyspan.engine.sequence.zombie",
         "{sequence}",
         "Sequences at work for clients that have left.",
         _sum("zombies"),
+        *_BOTH,
     ),
-    Instrument(
-        "gauge",
+    gauge(
         "whyspan.engine.kv.utilization",
         "1",
         "Share of the KV pool in use.",
         _mean("kv_usage"),
-        False,
+        *_BOTH,
+        whole=False,
     ),
-    Instrument(
-        "updown",
+    updown(
         "whyspan.engine.kv.blocks",
         "{block}",
         "KV blocks: used; cached, free but with a prefix that can be found; free.",
         _blocks,
+        *_BOTH,
+        "whyspan.state",
     ),
-    Instrument(
-        "gauge",
+    gauge(
         "whyspan.engine.kv.fragmentation",
         "1",
         "Share of the KV blocks given to sequences that no token fills.",
         _mean("fragmentation"),
-        False,
+        *_BOTH,
+        whole=False,
     ),
-    Instrument(
-        "gauge",
+    gauge(
         "whyspan.engine.batch.size",
         "{sequence}",
         "Sequences per step, mean of the last 10 s.",
         _mean("batch"),
-        False,
+        *_BOTH,
+        whole=False,
     ),
-    Instrument(
-        "gauge",
+    gauge(
         "whyspan.engine.step.tokens",
         "{token}",
         "Tokens scheduled per step, mean of the last 10 s.",
         _mean("tokens_per_step"),
-        False,
+        *_BOTH,
+        whole=False,
     ),
-    Instrument(
-        "gauge",
+    gauge(
         "whyspan.engine.frozen",
         "{process}",
         "Engine cores that have work and make no progress.",
         _frozen,
-    ),
-    Instrument(
-        "counter",
-        "whyspan.finding.token.count",
-        "{token}",
-        "Tokens of the requests explained, by type and by the tag of the template.",
-        _finding_tokens,
+        *_BOTH,
     ),
 )
