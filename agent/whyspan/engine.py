@@ -174,6 +174,10 @@ class Engine:
         self._waiting = []
         return findings
 
+    def waiting_count(self) -> int:
+        """Return the number of requests that wait to be explained."""
+        return len(self._waiting)
+
     def open_count(self) -> int:
         """Return the number of requests in progress."""
         return len(self._requests.open_requests())

@@ -40,6 +40,22 @@ def test_one_batch_takes_its_share_at_most() -> None:
         assert made == 4
 
 
+def test_what_a_batch_may_not_spend_is_left_for_the_next() -> None:
+    t = Clocks()
+    budget = t.budget(0.25)
+    for batch in range(1, 22):
+        budget.begin()
+        assert budget.allows()
+        t.cpu += BATCH_S
+        budget.spent()
+        assert not budget.allows()
+        assert budget.has_left() == (batch * BATCH_S < 0.25 * BURST_S)
+        if not budget.has_left():
+            break
+    else:
+        raise AssertionError
+
+
 def test_over_time_the_share_holds_whatever_one_explanation_costs() -> None:
     t = Clocks()
     budget = t.budget(0.25)

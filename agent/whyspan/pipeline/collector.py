@@ -162,7 +162,8 @@ class Collector:
         next_status_s = next_baseline_s = 0.0
         try:
             while not self._stopping:
-                self._source.wait(interval_s)
+                behind = self._engine.waiting_count() > 0 and self._budget.has_left()
+                self._source.wait(0.0 if behind else interval_s)
                 self._step()
                 now_s = time.monotonic()
                 fresh = self._governor.tick(now_s)

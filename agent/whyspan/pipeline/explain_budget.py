@@ -40,10 +40,15 @@ class ExplainBudget:
 
     def allows(self) -> bool:
         """Return whether there is CPU left; call it just before an explanation."""
+        self._cpu_s = self._cpu()
+        return self.has_left() and self._batch_s > 0
+
+    def has_left(self) -> bool:
+        """Return whether another batch may explain anything."""
         now_s = self._clock()
         self._left_s = min(self._left_s + self._ratio * (now_s - self._at_s), self._ratio * BURST_S)
-        self._at_s, self._cpu_s = now_s, self._cpu()
-        return self._left_s > 0 and self._batch_s > 0
+        self._at_s = now_s
+        return self._left_s > 0
 
     def spent(self) -> None:
         """Count the CPU time since the last ``allows``."""
