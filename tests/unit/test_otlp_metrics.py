@@ -20,6 +20,7 @@ from whyspan_exporters.otlp.settings import resolve
 from whyspan_exporters.otlp.sink import OtlpSink
 from whyspan_exporters.records import EXPORTER, Counts, Explained, Status, finding_id
 
+from tests.unit.metrics.full import SCHED
 from tests.unit.receivers import RECEIVERS, GrpcReceiver, HttpReceiver, Receiver, values, wait_until
 
 MakeFinding = Callable[..., Finding]
@@ -27,16 +28,7 @@ START = 1_700_000_000_000_000_000
 
 COLLECTOR = {
     "probes": [
-        {
-            "name": "sched",
-            "state": "attached",
-            "events": 1009,
-            "drops": 13,
-            "missed": 3,
-            "hits_per_s": 5148.5,
-            "ns_per_hit": 299.0,
-            "core_ratio": 0.0028,
-        },
+        SCHED,
         {"name": "sockets", "state": "shed", "events": 503, "drops": 0, "missed": 0},
         {"name": "odd", "state": "\x1b[31m", "events": "many", "hits_per_s": float("nan")},
         "junk",

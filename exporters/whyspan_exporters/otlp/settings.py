@@ -157,16 +157,19 @@ def _check_files(section: Otlp) -> None:
 
 def _timeout(text: str, problems: list[str]) -> float:
     # In seconds, as in every OpenTelemetry SDK for Python; the specification says milliseconds.
+    return _positive_s("OTEL_EXPORTER_OTLP_TIMEOUT", text, "s", _TIMEOUT_S, problems)
+
+
+def _positive_s(name: str, text: str, unit: str, usual_s: float, problems: list[str]) -> float:
+    """Return a variable of the environment, in s or ms, as seconds; *usual_s* where it is empty or wrong."""
     try:
-        timeout_s = float(text) if text else _TIMEOUT_S
+        found_s = float(text) / (1000 if unit == "ms" else 1) if text else usual_s
     except ValueError:
-        timeout_s = 0.0
-    if not 0 < timeout_s < float("inf"):
-        problems.append(
-            f"OTEL_EXPORTER_OTLP_TIMEOUT {clean(text, 40)!r} is not a number of s; {_TIMEOUT_S:.0f} s used"
-        )
-        return _TIMEOUT_S
-    return timeout_s
+        found_s = 0.0
+    if 0 < found_s < float("inf"):
+        return found_s
+    problems.append(f"{name} {clean(text, 40)!r} is not a number of {unit}; {usual_s:.0f} s used")
+    return usual_s
 
 
 def _is_insecure(endpoint: str, text: str) -> bool:
@@ -237,14 +240,5 @@ def _secrets(endpoint: str, values: list[str]) -> tuple[str, ...]:
 
 
 def _interval(env: Mapping[str, str], problems: list[str]) -> float:
-    text = env.get("OTEL_METRIC_EXPORT_INTERVAL", "").strip()
-    try:
-        interval_s = float(text) / 1000 if text else _INTERVAL_S
-    except ValueError:
-        interval_s = 0.0
-    if not 0 < interval_s < float("inf"):
-        problems.append(
-            f"OTEL_METRIC_EXPORT_INTERVAL {clean(text, 40)!r} is not a number of ms; {_INTERVAL_S:.0f} s used"
-        )
-        return _INTERVAL_S
-    return interval_s
+    name = "OTEL_METRIC_EXPORT_INTERVAL"
+    return _positive_s(name, env.get(name, "").strip(), "ms", _INTERVAL_S, problems)

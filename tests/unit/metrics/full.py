@@ -12,19 +12,18 @@ from whyspan_exporters.link import Count
 from whyspan_exporters.metrics.figures import Figures
 from whyspan_exporters.records import EXPORTER, Counts, Explained, Status, finding_id
 
+SCHED = {
+    "name": "sched",
+    "state": "attached",
+    "events": 1009,
+    "drops": 13,
+    "missed": 3,
+    "hits_per_s": 5148.5,
+    "ns_per_hit": 299.0,
+    "core_ratio": 0.0028,
+}
 COLLECTOR: dict[str, Any] = {
-    "probes": [
-        {
-            "name": "sched",
-            "state": "attached",
-            "events": 1009,
-            "drops": 13,
-            "missed": 3,
-            "hits_per_s": 5148.5,
-            "ns_per_hit": 299.0,
-            "core_ratio": 0.0028,
-        }
-    ],
+    "probes": [SCHED],
     "watched_by_service": {"chat": 3},
     "open_requests": 5,
     "target_cores": 1.25,
