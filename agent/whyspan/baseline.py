@@ -92,7 +92,7 @@ class _Class:
         # A figure near zero would never move by a share of itself: its step is a share of the latency.
         scale = self.usual["latency_median"]
         target = self._figures()
-        for key in target.keys() | self.usual.keys():
+        for key in sorted(target.keys() | self.usual.keys()):
             old, new = self.usual.get(key, 0.0), target.get(key, 0.0)
             step = share * max(abs(old), scale)
             self.usual[key] = min(max(new, old - step), old + step)
@@ -110,7 +110,7 @@ class _Class:
             ("causes", [s.causes for s in self.samples]),
             ("ttft_causes", [s.ttft_causes for s in self.samples]),
         ):
-            for cause in {c for m in maps for c in m}:
+            for cause in sorted({c for m in maps for c in m}):
                 ms = np.array([m.get(cause, 0.0) for m in maps])
                 median = float(np.median(ms))
                 figures[f"{prefix}:{cause}:median"] = median

@@ -83,6 +83,14 @@ def candidate(process: psutil.Process) -> Candidate | None:
         return None
 
 
+def _started(tgid: int) -> float:
+    """Return when a process started, as `candidate` has it; 0 when it is gone."""
+    try:
+        return psutil.Process(tgid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
 def engine_of(c: Candidate) -> str:
     """Return the engine that a command line names, or an empty string."""
     line = " ".join(c.cmdline)[:_MAX_CMDLINE]
@@ -168,7 +176,9 @@ class Discovery:
         new: list[Found] = []
         for tgid in sorted(alive):
             known = self._judged.get(tgid)
-            if known is not None and tgid not in self._again and tgid not in self.found:
+            # Judged; of those that are watched the number may have gone to another process since.
+            settled = known is not None and tgid not in self._again
+            if settled and (tgid not in self.found or _started(tgid) == known):
                 continue
             try:
                 c = candidate(psutil.Process(tgid))

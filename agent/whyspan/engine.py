@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-from whyspan_probes.schema import EVENT, Events, Schema
+from whyspan_probes.schema import EVENT, Events, Schema, take
 
 from whyspan import critical_path, slices, verdict
 from whyspan.baseline import Baseline, Objectives
@@ -324,7 +324,7 @@ class Engine:
         tids = {s.tid for s in segments} | {ctx.request.start_tid, ctx.request.end_tid}
         rows = [ctx.timelines.rows(tid) for tid in sorted(tids)]
         last = np.concatenate([r[np.isin(r["kind"], kinds)][-_CARRIED_ROWS:] for r in rows])
-        long.carried = last[np.argsort(last["ts_ns"], kind="stable")]
+        long.carried = take(last, np.argsort(last["ts_ns"], kind="stable"))
 
     def _explain(
         self, request: Request, reason: str | None, long: _Long | None

@@ -120,9 +120,11 @@ class Facts:
             self._ended(row)
 
     def _spun(self, events: Events, schema: Schema) -> None:
-        left = schema.select(events, "sched_switch_out")
-        if len(left):
-            for tid in np.unique(left["tid"][(left["flags"] & _YIELDED) != 0]).tolist():
+        left = schema.types.get("sched_switch_out")
+        if left is not None:
+            # A switch-out is the commonest event there is: looked at in place, not selected.
+            yielded = (events["kind"] == left.kind) & ((events.view(left.dtype)["flags"] & _YIELDED) != 0)
+            for tid in np.unique(events["tid"][yielded]).tolist():
                 self._spinners.put(tid, tid)
 
     def _forked(self, row: dict[str, Any]) -> None:

@@ -22,6 +22,19 @@ def _read(path: Path) -> str:
         return ""
 
 
+def moved(known: ProcessFact, proc: Path = Path("/proc")) -> bool:
+    """Return whether a process is in another cgroup or may use other CPUs than is known of it.
+
+    A quick look (40 us) at what changes most; `process_fact` reads everything.
+    """
+    try:
+        mask = sum(1 << cpu for cpu in os.sched_getaffinity(known.tgid))
+    except OSError:
+        return True
+    groups = clean(cgroups.cpu_path_in(_read(proc / str(known.tgid) / "cgroup")), _MAX_PATH)
+    return (groups, f"{mask:x}") != (known.cgroup, known.cpu_mask)
+
+
 def process_fact(tgid: int, service: str, proc: Path = Path("/proc")) -> ProcessFact | None:
     """Return what /proc says of a process; None when it is gone."""
     folder = proc / str(tgid)

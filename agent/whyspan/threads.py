@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from whyspan_probes.schema import Events, Schema
+from whyspan_probes.schema import Events, Schema, take
 
 from whyspan.facts import Facts
 from whyspan.index import ChunkIndex, index_of, joined
@@ -83,7 +83,7 @@ class Timelines:
         found: list[Events] = []
         for chunk in self._older:
             # Scanned, not indexed: this is rare, and an index costs a hundred scans.
-            part = chunk[chunk["tid"] == tid]
+            part = take(chunk, chunk["tid"] == tid)
             if len(part):
                 found.insert(0, part)
                 if ((part["kind"] == out) | (part["kind"] == into)).any():
@@ -154,9 +154,9 @@ class Timelines:
             out, into, _ = self._layout.kinds
             for chunk in self._arrays:
                 kind = chunk["kind"]
-                rows = chunk[(kind == out) | (kind == into)]
-                tids, first = np.unique(rows["tid"], return_index=True)
-                self._members.update(zip(tids.tolist(), rows["tgid"][first].tolist(), strict=True))
+                seen = np.flatnonzero((kind == out) | (kind == into))
+                tids, first = np.unique(chunk["tid"][seen], return_index=True)
+                self._members.update(zip(tids.tolist(), chunk["tgid"][seen[first]].tolist(), strict=True))
         return self._members
 
     def occupancy(self, cpu: int, start_ns: int, end_ns: int) -> dict[tuple[int, int], int]:
@@ -176,24 +176,21 @@ class Timelines:
         rows = rows[a:b]
         out_kind = self._layout.kinds[0]
         used: dict[tuple[int, int], int] = {}
-        owner: tuple[int, ...] | None = None
+        owner: tuple[int, int] | None = None
         last = start_ns
         outs, ins = rows.view(self._layout.out), rows.view(self._layout.into)
-        ran: tuple[int, ...]
-        now: tuple[int, ...]
-        for i, (t, kind, tid, tgid) in enumerate(
-            zip(
-                rows["ts_ns"].tolist(),
-                rows["kind"].tolist(),
-                rows["tid"].tolist(),
-                rows["tgid"].tolist(),
-                strict=True,
-            )
-        ):
-            if kind == out_kind:
-                ran, now = (tid, tgid), self._layout.get_out(outs[i].item())[3:5]
-            else:
-                ran, now = self._layout.get_in(ins[i].item())[2:4], (tid, tgid)
+        left = rows["kind"] == out_kind
+        columns = (
+            rows["ts_ns"],
+            left,
+            rows["tid"],
+            rows["tgid"],
+            np.where(left, outs["next_tid"], ins["prev_tid"]),
+            np.where(left, outs["next_tgid"], ins["prev_tgid"]),
+        )
+        for t, leaves, tid, tgid, other, other_tgid in zip(*(c.tolist() for c in columns), strict=True):
+            subject, partner = (tid, tgid), (other, other_tgid)
+            ran, now = (subject, partner) if leaves else (partner, subject)
             _share(used, ran, owner, t - last)
             owner, last = now, t
         if owner is not None:
@@ -202,13 +199,11 @@ class Timelines:
 
 
 def _share(
-    used: dict[tuple[int, int], int], ran: tuple[int, ...], other: tuple[int, ...] | None, ns: int
+    used: dict[tuple[int, int], int], ran: tuple[int, int], other: tuple[int, int] | None, ns: int
 ) -> None:
     if ns <= 0:
         return
-    key = ran[0], ran[1]
     if other is not None and other != ran:
-        half = other[0], other[1]
-        used[half] = used.get(half, 0) + ns // 2
+        used[other] = used.get(other, 0) + ns // 2
         ns -= ns // 2
-    used[key] = used.get(key, 0) + ns
+    used[ran] = used.get(ran, 0) + ns

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from whyspan_probes.schema import Events, Schema
+from whyspan_probes.schema import Events, Schema, take
 
 RUNNING: Final = "running"
 RUNNABLE: Final = "runnable"  # preempted, waiting for a CPU
@@ -121,21 +121,20 @@ class ThreadTimeline:
         self._layout = layout
         kind = rows["kind"]
         out_kind, in_kind, wake_kind = layout.kinds
-        sched = (
-            rows[(kind == out_kind) | (kind == in_kind) | (kind == wake_kind)] if layout.ready else rows[:0]
-        )
-        code = np.full(len(sched), _WAKE, np.int8)
-        out_mask = sched["kind"] == out_kind
-        code[sched["kind"] == in_kind] = _IN
-        if layout.out is not None and len(sched):
-            outs = sched[out_mask]
-            flags = outs.view(layout.out)["flags"]
+        outs, ins = kind == out_kind, kind == in_kind
+        at = np.flatnonzero(outs | ins | (kind == wake_kind)) if layout.ready else np.empty(0, np.intp)
+        code = np.full(len(at), _WAKE, np.int8)
+        code[ins[at]] = _IN
+        if layout.out is not None and len(at):
+            left = np.flatnonzero(outs)
+            flags = rows.view(layout.out)["flags"][left]
             # A thread preempted on its way to sleep is still runnable, whatever its state says.
-            still = (outs["aux"] == 0) | ((flags & _PREEMPTED) != 0)
-            code[out_mask] = np.where(still, _OFF, _BLOCK)
-            keep = np.ones(len(sched), np.bool_)
+            still = (rows["aux"][left] == 0) | ((flags & _PREEMPTED) != 0)
+            code[outs[at]] = np.where(still, _OFF, _BLOCK)
+            keep = np.ones(len(at), np.bool_)
             keep[1:] = (code[1:] != _WAKE) | (code[:-1] == _BLOCK)
-            code, sched = code[keep], sched[keep]
+            code, at = code[keep], at[keep]
+        sched = take(rows, at)
         self.ts: list[int] = sched["ts_ns"].tolist()
         self._code: list[int] = code.tolist()
         self._outs = sched.view(layout.out) if layout.out is not None else sched
@@ -146,7 +145,7 @@ class ThreadTimeline:
         self._waits: dict[int, Wait] = {}
         #: True when the thread was ever seen leaving or getting a CPU: it is watched.
         self.known = any(c != _WAKE for c in self._code[:2])
-        fds = rows[kind == fd_kind]
+        fds = take(rows, kind == fd_kind)
         self._fds: Events | None = fds.view(fd_dtype) if fd_dtype is not None and len(fds) else None
         self._fd_ts: list[int] = fds["ts_ns"].tolist() if self._fds is not None else []
 
@@ -311,9 +310,8 @@ class ThreadTimeline:
         if self._layout.out is None:
             return [], []
         at = np.flatnonzero(np.array(self._code, np.int8) == _BLOCK)
-        outs = self._outs[at]
-        mask = np.isin(outs["syscall_nr"], np.array(sorted(calls), np.int64))
-        return outs["ts_ns"][mask].tolist(), outs["syscall_nr"][mask].tolist()
+        at = at[np.isin(self._outs["syscall_nr"][at], np.array(sorted(calls), np.int64))]
+        return self._outs["ts_ns"][at].tolist(), self._outs["syscall_nr"][at].tolist()
 
     def next_in(self, t: int) -> int | None:
         """Return when the thread next got a CPU at or after *t*, or None."""

@@ -21,6 +21,10 @@ _PROC = Path("/proc")
 _MAX_MAPS_BYTES = 16 << 20  # 65,530 mappings are the kernel's default limit
 _MAX_ELF_READ = 256 << 10  # headers and notes; a hostile file may claim any size for them
 _DELETED = " (deleted)"
+_MAX_BUILD_IDS = 1024
+
+#: Build ids by device, inode, size and times of the file: to parse its headers takes a millisecond or two.
+_build_ids: dict[tuple[int, int, int, int, int], str] = {}
 
 
 class State(StrEnum):
@@ -190,7 +194,20 @@ def _opened(tgid: int, path: str, open_path: str, proc: Path) -> Library:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             return _failed(tgid, path, State.NO_FILE)
-        return Library(tgid, path, info.st_dev, info.st_ino, False, build_id(f), open_path, State.OK)
+        return Library(
+            tgid, path, info.st_dev, info.st_ino, False, _build_id_of(f, info), open_path, State.OK
+        )
+
+
+def _build_id_of(file: RawIOBase, info: os.stat_result) -> str:
+    """Return the build id of an open file; of one that has not changed since it was read last, from memory."""
+    key = info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+    known = _build_ids.get(key)
+    if known is None:
+        while len(_build_ids) >= _MAX_BUILD_IDS:
+            del _build_ids[next(iter(_build_ids))]
+        known = _build_ids[key] = build_id(file)
+    return known
 
 
 def _failed(tgid: int, path: str, state: State) -> Library:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
 from whyspan import verdict
 from whyspan.baseline import BY_SENDER, Baseline
 from whyspan.beside import Beside
@@ -198,6 +201,30 @@ def storming(
     path = walk(timelines, wanted)
     ctx = Context(timelines, wanted, beside=beside)
     return classify(path, ctx), ctx
+
+
+@given(st.data())
+def test_what_is_not_looked_at_for_retries_has_none(data: st.DataObject) -> None:
+    def one(k: int) -> Request:
+        start = data.draw(st.integers(-15_000, 0))
+        end = start + data.draw(st.integers(1, 3_000))
+        made = attempt(
+            k,
+            start,
+            end,
+            data.draw(st.sampled_from([200, 200, 200, 404, 503])),
+            left=data.draw(st.sampled_from([False, False, True])),
+            trace_id=f"{data.draw(st.integers(0, 20)):032x}",
+            trace_id_source=data.draw(st.sampled_from(["traceparent", "generated"])),
+            request_id=data.draw(st.sampled_from(["", "a", "b"])),
+        )
+        return structs.replace(made, end_ns=0, outcome="open") if data.draw(st.booleans()) else made
+
+    arrived = sorted((one(k) for k in range(data.draw(st.integers(0, 6)))), key=lambda r: r.start_ns)
+    if not retries._may_retry(arrived):
+        named, settled = retries._named(arrived)
+        assert named == {}
+        assert retries._bunched(arrived, settled) == {}
 
 
 def behind_others() -> EventBuilder:

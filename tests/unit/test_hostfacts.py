@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from whyspan import hostfacts
 from whyspan.cgroups import Mount
-from whyspan.hostfacts import cgroup_facts, fd_fact, pipe_peer, process_fact, thread_facts
+from whyspan.hostfacts import cgroup_facts, fd_fact, moved, pipe_peer, process_fact, thread_facts
 from whyspan.model import CgroupFact, FdFact, ProcessFact, ThreadFact
 
 GONE = 2**22 + 17  # above the greatest possible pid
@@ -42,6 +43,21 @@ def test_a_process(proc: Path) -> None:
         start_ticks=22,
         parent=1,
     )
+
+
+def test_a_process_that_moved_is_seen_without_reading_everything(tmp_path: Path) -> None:
+    folder = tmp_path / str(os.getpid())
+    folder.mkdir()
+    for name in ("comm", "stat"):
+        (folder / name).write_text("x")
+    (folder / "cgroup").write_text("0::/system.slice/a.service\n")
+    known = process_fact(os.getpid(), "svc", tmp_path)
+    assert known is not None
+    assert not moved(known, tmp_path)
+    assert moved(msgspec.structs.replace(known, cpu_mask="0"), tmp_path)
+    (folder / "cgroup").write_text("0::/system.slice/b.service\n")
+    assert moved(known, tmp_path)
+    assert moved(msgspec.structs.replace(known, tgid=GONE), tmp_path)
 
 
 def test_a_process_that_is_gone_or_half_gone(proc: Path) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache
+from itertools import product
 from typing import Final, NamedTuple
 
 from whyspan.causes import work
 from whyspan.causes.context import MS, Context
+from whyspan.causes.cpu_runqueue import LONG_WAIT_NS
 from whyspan.causes.held import linked
-from whyspan.causes.rule import Claim, Conditional, OfStates, Rule, rules
+from whyspan.causes.rule import LOCK, LONG_WAIT, Claim, Conditional, Needing, OfStates, Rule, rules
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit, RuledOut, Segment
 from whyspan.timeline import BLOCKED, RUNNABLE, RUNNING, THROTTLED, WAKEUP
 
 #: Those a cause may be found for; what is unknown stays so.
 STATES: Final = (RUNNING, RUNNABLE, WAKEUP, THROTTLED, BLOCKED)
+_CPU_WAITS: Final = (RUNNABLE, WAKEUP)
+
+#: Of segments: their state, whether a wait for a lock led to them, and whether they are a short wait for a CPU.
+_Sort = tuple[str, bool, bool]
 
 
 class Classified(NamedTuple):
@@ -82,10 +88,10 @@ def rule_out(classified: Classified, ctx: Context, claimed: str = "") -> list[Ru
     return out
 
 
-def applicable(ctx: Context) -> dict[str, list[Rule]]:
-    """Return, by state of a segment, the rules that may claim it; most of the engine's have nothing to say."""
+def applicable(ctx: Context) -> dict[_Sort, list[Rule]]:
+    """Return, by sort of segment, the rules that may claim it; most of the engine's have nothing to say."""
     able = {r.id for r in rules() if r.id not in _conditional() or _conditional()[r.id].applies(ctx)}
-    return {state: [r for r in asked if r.id in able] for state, asked in _by_state().items()}
+    return {sort: [r for r in asked if r.id in able] for sort, asked in _by_sort().items()}
 
 
 @cache
@@ -94,12 +100,26 @@ def _conditional() -> dict[str, Conditional]:
 
 
 @cache
-def _by_state() -> dict[str, list[Rule]]:
-    return {s: [r for r in rules() if not isinstance(r, OfStates) or s in r.states] for s in STATES}
+def _by_sort() -> dict[_Sort, list[Rule]]:
+    # Once for all: to ask whether an object meets a protocol takes longer than most rules do.
+    states = {r.id: r.states if isinstance(r, OfStates) else frozenset(STATES) for r in rules()}
+    needs = {r.id: r.needs if isinstance(r, Needing) else frozenset() for r in rules()}
+    sorts = product(STATES, (False, True), (False, True))
+    return {
+        (state, locked, short): [
+            r
+            for r in rules()
+            if state in states[r.id]
+            and (locked or LOCK not in needs[r.id])
+            and not (short and LONG_WAIT in needs[r.id])
+        ]
+        for state, locked, short in sorts
+    }
 
 
-def _claim(piece: PathSegment, ctx: Context, asked: dict[str, list[Rule]]) -> Claim:
-    for rule in asked.get(piece.state, ()):
+def _claim(piece: PathSegment, ctx: Context, asked: dict[_Sort, list[Rule]]) -> Claim:
+    short = piece.state in _CPU_WAITS and piece.whole_ns < LONG_WAIT_NS
+    for rule in asked.get((piece.state, piece.via is not None, short), ()):
         claim = rule.match(piece, ctx)
         if claim is not None:
             return linked(claim, piece, ctx)

@@ -7,7 +7,7 @@ from typing import Final
 from whyspan.causes.context import MS, Context
 from whyspan.causes.cpu_runqueue import waits_long
 from whyspan.causes.retries import storm
-from whyspan.causes.rule import Claim
+from whyspan.causes.rule import LONG_WAIT, Claim
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit
 from whyspan.timeline import RUNNABLE, WAKEUP
@@ -26,6 +26,7 @@ class _CpuOversubscribed:
     )
     rank = 31
     states = frozenset({RUNNABLE, WAKEUP})
+    needs = frozenset({LONG_WAIT})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim a long wait behind siblings while at least 1.5 threads per allowed CPU want to run.

@@ -6,7 +6,7 @@ from typing import Final
 
 from whyspan.causes.context import MS, Context
 from whyspan.causes.during import During, Stretches, tidy
-from whyspan.causes.rule import Claim
+from whyspan.causes.rule import LONG_WAIT, Claim
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit
 from whyspan.syscalls import SEND
@@ -40,6 +40,7 @@ class _CpuRunqueue:
     )
     rank = 30
     states = frozenset({RUNNABLE, WAKEUP, RUNNING})
+    needs = frozenset({LONG_WAIT})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim a long wait for a CPU that a process outside the service used, and what interrupts took."""

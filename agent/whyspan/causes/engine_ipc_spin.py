@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whyspan.causes.context import MS, Context
 from whyspan.causes.cpu_runqueue import waits_long
-from whyspan.causes.rule import Claim
+from whyspan.causes.rule import LONG_WAIT, Claim
 from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit
 from whyspan.timeline import RUNNABLE, WAKEUP
@@ -17,6 +17,7 @@ class _IpcSpin:
     fix = "Try a shorter spin window or a blocking wait between the engine's processes, or one more core for it."
     rank = 28
     states = frozenset({RUNNABLE, WAKEUP})
+    needs = frozenset({LONG_WAIT})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim a long wait for a CPU that a spinning thread of the service used while its marks say it had no work."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from whyspan.causes.context import MS, Context
 from whyspan.causes.lock_owners import package
-from whyspan.causes.rule import Claim, Conditional, OfStates, Rule, rules
+from whyspan.causes.rule import LOCK, Claim, Conditional, OfStates, Rule, rules
 from whyspan.critical_path import Path, PathSegment, Via
 from whyspan.locks import GIL, MALLOC, MMAP_LOCK, Locks
 from whyspan.model import Culprit
@@ -37,6 +37,7 @@ class HeldRule:
     rank: ClassVar[int]
     nothing: ClassVar[str]
     states: ClassVar[frozenset[str]] = frozenset({RUNNING, BLOCKED, RUNNABLE, WAKEUP, THROTTLED})
+    needs: ClassVar[frozenset[str]] = frozenset({LOCK})
 
     def takes(self, via: Via, ctx: Context) -> bool:
         """Return whether a wait is of this cause, and long enough for one."""

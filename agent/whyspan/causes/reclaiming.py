@@ -9,7 +9,7 @@ from whyspan.causes.context import Context
 from whyspan.causes.cpu_runqueue import waits_long
 from whyspan.causes.during import During
 from whyspan.causes.on_thread import OnThreadRule
-from whyspan.causes.rule import Claim
+from whyspan.causes.rule import LONG_WAIT, Claim
 from whyspan.critical_path import PathSegment
 from whyspan.model import Culprit, MemoryUser
 from whyspan.timeline import BLOCKED, RUNNABLE, RUNNING, WAKEUP
@@ -40,6 +40,7 @@ class ReclaimRule(OnThreadRule):
 
     what: ClassVar[str]  # a call, in words
     states: ClassVar[frozenset[str]] = frozenset({RUNNING, BLOCKED, RUNNABLE, WAKEUP})
+    needs: ClassVar[frozenset[str]] = frozenset({LONG_WAIT})
 
     def match(self, segment: PathSegment, ctx: Context) -> Claim | None:
         """Claim what the thread spent in reclaim, and a long wait for a CPU that siblings spent there."""

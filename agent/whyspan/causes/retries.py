@@ -72,8 +72,10 @@ def tally(ctx: Context) -> Storm:
     def count() -> Storm:
         r = ctx.request
         arrived = ctx.beside.arrived(r.service, r.end_ns - WINDOW_NS, r.end_ns)
-        again, settled = _named(arrived)
-        again |= _bunched([a for a in arrived if (a.cookie, a.seq) not in again], settled)
+        again: dict[_Key, int] = {}
+        if _may_retry(arrived):
+            again, settled = _named(arrived)
+            again |= _bunched([a for a in arrived if (a.cookie, a.seq) not in again], settled)
         since = max(r.start_ns - BEFORE_NS, r.end_ns - WINDOW_NS)
         arrived = [a for a in arrived if a.start_ns >= since]
         retried = [a for a in arrived if (a.cookie, a.seq) in again]
@@ -105,6 +107,18 @@ def _ended_ns(request: Request) -> int:
 
 
 _Key = tuple[int, int]  # connection and number of a request
+
+
+def _may_retry(arrived: list[Request]) -> bool:
+    """Whether there is anything to retry: on an ordinary day nobody gave up, which is quickly seen."""
+    if any(a.attempt or a.left_ns or _failed(a) for a in arrived):
+        return True
+    # Nor did anybody who was not told of the end send the same again.
+    waiting = [name for a in arrived if not a.end_ns for name in (a.trace_id, a.request_id) if name]
+    names = set(waiting)
+    return len(names) < len(waiting) or any(
+        a.end_ns and (a.trace_id in names or a.request_id in names) for a in arrived
+    )
 
 
 def _named(arrived: list[Request]) -> tuple[dict[_Key, int], set[_Key]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from functools import cache
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from whyspan.causes.context import Context
 from whyspan.critical_path import Path, PathSegment
@@ -72,6 +72,21 @@ class OfStates(Protocol):
     @property
     def states(self) -> frozenset[str]:
         """States as in ``PathSegment.state``."""
+
+
+#: What a segment must have for some rules to be asked: a wait for a lock that led to it; and, where it is a wait for a
+#: CPU, a length worth a cause.
+LOCK: Final = "lock"
+LONG_WAIT: Final = "long wait"
+
+
+@runtime_checkable
+class Needing(Protocol):
+    """A rule that only ever claims segments with something about them: it is not asked about others."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Of LOCK and LONG_WAIT."""
 
 
 @runtime_checkable

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +236,7 @@ class Collector:
         self._count_throttling()
         return {
             "probes": [
-                asdict(p.state) | {"events": int(n)}
+                msgspec.to_builtins(p.state) | {"events": int(n)}
                 for p, n in zip(self._source.session.probes, self._received, strict=True)
             ],
             "watched": [

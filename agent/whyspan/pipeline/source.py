@@ -36,6 +36,7 @@ log = logging.getLogger("whyspan.collector")
 
 _SCAN_EVERY_S = 5.0
 _FACTS_EVERY_S = 2.0
+_WHOLE_EVERY = 5  # of so many refreshes one reads everything again
 _FULL = ("oom_victim", "memcg_reclaim")  # events that name a memory cgroup at its limit
 _MAX_REFRESHED = 200  # processes and cgroups looked at again per refresh
 
@@ -91,6 +92,8 @@ class LiveSource:
         self._memory = memfacts.Sampler()
         self._hooked: dict[tuple[str, ...], str] = {}  # what the log last said of a probe's hook in a file
         self._next_scan_s = self._next_facts_s = 0.0
+        self._refreshes = 0
+        self._mounts: list[cgroups.Mount] = []
         self._pending: list[Fact] = [host_cpus()]
         self._rows = RowBuffer()
         self._stopped = False
@@ -206,7 +209,10 @@ class LiveSource:
             return []
         changed: list[Fact] = [] if fact == self._described.get(tgid) else [fact]
         self._described[tgid] = fact
-        return changed + hostfacts.thread_facts(tgid, self._threads.setdefault(tgid, set()))
+        return changed + self._new_threads(tgid)
+
+    def _new_threads(self, tgid: int) -> list[Fact]:
+        return hostfacts.thread_facts(tgid, self._threads.setdefault(tgid, set()))
 
     def _forget(self, tgid: int) -> None:
         self._threads.pop(tgid, None)
@@ -215,11 +221,18 @@ class LiveSource:
     def _refresh(self) -> list[Fact]:
         """New threads' names, and what somebody may have just changed: cgroup, CPU mask, quota."""
         out: list[Fact] = []
+        whole = self._refreshes % _WHOLE_EVERY == 0
+        self._refreshes += 1
         for found in list(self.discovery.found.values())[:_MAX_REFRESHED]:
-            out += self._describe(found.tgid, found.service)
-        mounts = cgroups.mounts()
+            known = self._described.get(found.tgid)
+            if whole or known is None or hostfacts.moved(known):
+                out += self._describe(found.tgid, found.service)
+            else:
+                out += self._new_threads(found.tgid)
+        if whole:
+            self._mounts = cgroups.mounts()
         for path in sorted({fact.cgroup for fact in self._described.values()})[:_MAX_REFRESHED]:
-            out += hostfacts.cgroup_facts(path, mounts)
+            out += hostfacts.cgroup_facts(path, self._mounts)
         out += self._observed.own(self.discovery.ours())
         return out + self._memory.facts(self.discovery.found)
 
