@@ -64,7 +64,7 @@ class Settings:
     objectives: Callable[[str], Objectives]
     instance: str
     explain_per_s: float = 5.0
-    ordinary_per_s: float = 0.2
+    ordinary_per_s: float = 0.1
     window_ns: int = 60 * _SECOND_NS
     recorder_bytes: int = 32 << 20
     template_allow: frozenset[str] = frozenset()  # tags of prompt templates that are told apart

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +31,9 @@ EVENT: np.dtype[Any] = np.dtype(
 assert EVENT.itemsize == EVENT_BYTES
 
 Events = npt.NDArray[Any]
+
+#: Of arrays with so many rows the kinds are remembered; of so many arrays, the last looked at.
+_MANY_ROWS, _MAX_ARRAYS = 256, 128
 
 _RAW: np.dtype[Any] = np.dtype(f"V{EVENT_BYTES}")
 
@@ -73,6 +78,7 @@ class Schema:
                 raise ValueError(f"event {t.name}: name or kind {t.kind} declared twice")
             self.types[t.name] = t
             self.by_kind[t.kind] = t
+        self._kinds: OrderedDict[int, tuple[weakref.ref[Events], frozenset[int]]] = OrderedDict()
 
     def kind(self, name: str) -> int:
         """Return the kind number of *name*, or -1 when no loaded probe emits it."""
@@ -84,5 +90,18 @@ class Schema:
         t = self.types.get(name)
         if t is None:
             return events[:0]
+        if len(events) >= _MANY_ROWS and t.kind not in self._kinds_in(events):
+            return np.empty(0, t.dtype)
         rows: Events = take(events, events["kind"] == t.kind).view(t.dtype)
         return rows
+
+    def _kinds_in(self, events: Events) -> frozenset[int]:
+        """Return the kinds in an array; looked at once, since a batch is asked for 40 kinds and holds ten."""
+        known = self._kinds.get(id(events))
+        if known is not None and known[0]() is events:
+            return known[1]
+        kinds = frozenset(np.flatnonzero(np.bincount(events["kind"])).tolist())
+        self._kinds[id(events)] = weakref.ref(events), kinds
+        if len(self._kinds) > _MAX_ARRAYS:
+            self._kinds.popitem(last=False)
+        return kinds
