@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,6 +44,8 @@ _SHARED_NS = 3 * _SECOND_NS
 #: than so many: later than that nobody waits for a verdict.
 _LATE_NS = 20 * _SECOND_NS
 _MAX_WAITING = 1000
+#: So many failures of one kind in a batch are explained as soon as slow requests are, the others after them.
+_FIRST_ALIKE = 3
 #: An open request is reported once it is this old, however low its objective: a younger one may be about to end.
 _OPEN_AGE_NS = 2 * _SECOND_NS
 #: What of a thread's history goes from one slice to the next: enough to tell since when, and in what, it waits.
@@ -53,8 +55,16 @@ _CARRIED_ROWS = 8
 
 _Timed = TypeVar("_Timed", Mark, anonymous.Seen)
 
-#: A request to explain, why it counts as slow, and whether it is a sample of the ordinary ones.
-_Chosen = tuple[Request, str | None, bool]
+
+class _Chosen(NamedTuple):
+    """A request to explain, why it counts as slow, whether it is a sample of the ordinary ones, and whether it comes
+    before those that are not urgent: a storm of one kind of failure does not keep anybody else waiting.
+    """
+
+    request: Request
+    reason: str | None
+    ordinary: bool
+    urgent: bool
 
 
 @dataclass(frozen=True)
@@ -195,22 +205,25 @@ class Engine:
         chosen: list[_Chosen] = []
         for service, its in groupby(sorted(ended, key=lambda r: r.service), key=lambda r: r.service):
             chosen += self._choose(service, list(its), now_ns)
-        late = [item for item in self._waiting if now_ns - item[0].end_ns > _LATE_NS]
-        waiting = [item for item in self._waiting if now_ns - item[0].end_ns <= _LATE_NS]
-        # The newest first: while more comes than can be explained, what is explained is at least not late.
-        groups = [*_close(chosen), *reversed(_close(waiting))]
+        late = [item for item in self._waiting if now_ns - item.request.end_ns > _LATE_NS]
+        waiting = [item for item in self._waiting if now_ns - item.request.end_ns <= _LATE_NS]
+        groups = []
+        for urgent in (True, False):
+            # The newest first: while more comes than can be explained, what is explained is at least not late.
+            groups += _close([item for item in chosen if item.urgent == urgent])
+            groups += reversed(_close([item for item in waiting if item.urgent == urgent]))
         findings, self._waiting = [], []
         for group in groups:
             self._shared, shared = None, False
             for item in group:
                 if self._allows():
                     if not shared:
-                        self._share([r for r, _, _ in group])
+                        self._share([item.request for item in group])
                         shared = True
                     findings.append(self._explain_chosen(item, now_ns))
                     self._between()
-                elif item[2]:
-                    self._long.pop((item[0].cookie, item[0].seq), None)
+                elif item.ordinary:
+                    self._long.pop((item.request.cookie, item.request.seq), None)
                 else:
                     self._waiting.append(item)
         self._shared = None
@@ -219,14 +232,14 @@ class Engine:
         return findings
 
     def _give_up(self, items: list[_Chosen]) -> None:
-        for r, _, _ in items:
+        for r, *_ in items:
             self.counts["not_explained", r.service, "failed" if r.outcome in FAILED else ""] += 1
             self._long.pop((r.cookie, r.seq), None)
 
     def _explain_chosen(self, item: _Chosen, now_ns: int) -> Finding:
-        r, reason, is_ordinary = item
-        finding, whole = self._explain(r, reason, self._long.pop((r.cookie, r.seq), None))
-        if is_ordinary:
+        r = item.request
+        finding, whole = self._explain(r, item.reason, self._long.pop((r.cookie, r.seq), None))
+        if item.ordinary:
             view = EngineView(self.engines, r, self.facts)
             self.baseline.observe_model(r.service, view.model, now_ns)
             self.baseline.observe(r, finding.causes, whole.ttft_causes)
@@ -261,11 +274,13 @@ class Engine:
         # A storm of one kind of failure leaves room for the others: the rarest first.
         often = Counter(_kind(r) for r, _ in failed)
         failed.sort(key=lambda item: (often[_kind(item[0])], _kind(item[0]), _lot(item[0])))
+        alike: Counter[str] = Counter()
         for label, wanted in (("", slow), ("failed", failed)):
             bucket = self._bucket(service, label or "slow", self._settings.explain_per_s)
             for r, reason in wanted:
                 if bucket.take(now_ns):
-                    chosen.append((r, reason, False))
+                    alike[_kind(r)] += bool(label)
+                    chosen.append(_Chosen(r, reason, False, alike[_kind(r)] <= _FIRST_ALIKE))
                 else:
                     self.counts["not_explained", service, label] += 1
                     self._long.pop((r.cookie, r.seq), None)
@@ -275,7 +290,7 @@ class Engine:
             if self._settings.ordinary_per_s and self._bucket(
                 service, "learning" if learning else "ordinary", rate
             ).take(now_ns):
-                chosen.append((r, None, True))
+                chosen.append(_Chosen(r, None, True, False))
             else:
                 self._long.pop((r.cookie, r.seq), None)
         return chosen
@@ -381,7 +396,7 @@ class Engine:
                     kept.parts = [joined._replace(segments=slices.compact(joined.segments))]
                 self._between()
         if len(self._long) > 4 * len(self._requests.open_requests()) + 100:
-            here = [*self._requests.open_requests(), *(r for r, _, _ in self._waiting)]
+            here = [*self._requests.open_requests(), *(item.request for item in self._waiting)]
             alive = {(r.cookie, r.seq) for r in here}
             self._long = {k: v for k, v in self._long.items() if k in alive}
         return findings
@@ -424,10 +439,10 @@ def _close(chosen: list[_Chosen]) -> list[list[_Chosen]]:
     """Part requests into groups, each short enough to share timelines; a late batch holds many seconds of them."""
     groups: list[list[_Chosen]] = []
     since_ns = 0
-    for item in sorted(chosen, key=lambda c: (c[0].start_ns, c[0].cookie, c[0].seq)):
-        if not groups or item[0].end_ns - since_ns > _SHARED_NS:
+    for item in sorted(chosen, key=lambda c: (c.request.start_ns, c.request.cookie, c.request.seq)):
+        if not groups or item.request.end_ns - since_ns > _SHARED_NS:
             groups.append([])
-            since_ns = item[0].start_ns
+            since_ns = item.request.start_ns
         groups[-1].append(item)
     return groups
 

@@ -279,6 +279,37 @@ def test_what_a_batch_has_no_time_for_waits_for_the_next_but_not_for_ever() -> N
     assert e.counts["not_explained", "svc", ""] == 29
 
 
+def test_a_storm_of_failures_keeps_no_slow_request_waiting() -> None:
+    left = 0
+
+    def allows() -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    w = Wire()
+    for k in range(20):
+        w.ask(100 + k, cookie=100 + k).done(300 + k, cookie=100 + k, status=503)
+    for k in range(4):
+        w.ask(120 + k, cookie=200 + k).done(330 + k, cookie=200 + k)
+    w.ask(130, cookie=300).done(335, cookie=300, status=500)
+    e = Engine(
+        SCHEMA,
+        Settings(lambda _: Objectives(e2e_ms=100), "i", explain_per_s=60, ordinary_per_s=0),
+        allows=allows,
+    )
+    left = 8
+    found = run(e, w.batches(500))
+    first = [f.request for f in found]
+    assert sum(r.status == 200 for r in first) == 4
+    # Of each kind of failure the first few are as urgent.
+    assert sum(r.status == 500 for r in first) == 1
+    assert sum(r.status == 503 for r in first) == 3
+    left = 100
+    found += e.feed(Batch(ns(600), w.batches(500)[0].events[:0]))
+    assert len(found) == 25
+
+
 def test_who_is_explained_depends_on_neither_order_nor_length() -> None:
     cookies = list(range(60))
     chosen = set()

@@ -392,7 +392,7 @@ def _turn(number: int, start: int, end: int) -> Turn:
 _times = st.integers(0, 60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(1, 3), _times, _times, st.booleans()), max_size=12),
     st.lists(st.tuples(_times, _times), max_size=6),
@@ -469,7 +469,7 @@ def test_a_wait_longer_than_a_slice(engine: str) -> None:
     assert not {c for c in found[1].causes if c.startswith("engine.")}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_lost_phases_tile_and_nobody_gets_anothers_steps(data: st.DataObject) -> None:
     lab = two([(128, 50), (30, 20)], 4, data.draw(st.sampled_from([WORKER, WORKER_2])))

@@ -191,7 +191,7 @@ def test_without_marks_the_path_is_what_it_was() -> None:
     assert walk(lab.timelines(0, 0), wanted, engine=silent) == with_none
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sets(st.integers(0, 200)), st.sets(st.integers(0, 25)), lossy_events(most=20))
 def test_tiles_whatever_events_or_marks_are_lost(
     events: set[int], marks: set[int], noise: EventBuilder
@@ -217,7 +217,7 @@ def test_tiles_whatever_events_or_marks_are_lost(
         assert len(rule_out(found, ctx)) == len(rules())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     MARKS, lossy_events(), st.integers(0, 50), st.integers(1, 60), st.sampled_from(["ok", "open", "reset"])
 )

@@ -322,7 +322,7 @@ def test_many_short_waits_for_the_allocator_count_together() -> None:
     assert ms_of(found)["lock.malloc"] == pytest.approx(8.5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.booleans()), min_size=1, max_size=25))
 def test_paths_with_locks_tile_and_stay_within_their_waits(steps: list[tuple[int, int, bool]]) -> None:
     # Three threads pass a mutex on, in any order, some of them asleep while they have it.

@@ -325,7 +325,7 @@ def test_only_its_owner_reads_it(path: Path) -> None:
     assert [f.stat().st_mode & 0o777 for f in spool_file.files(path)] == [0o600, 0o600]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_any_damage_is_survived(data: st.DataObject) -> None:
     good = good_spool()
