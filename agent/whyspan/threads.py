@@ -135,6 +135,17 @@ class Timelines:
             self._keyed[key] = rows
         return rows
 
+    def keyed_since(self, name: str, field: str, value: int, since_ns: int) -> Events:
+        """Return the same as `keyed`, and what is older than the window, back to *since_ns*. For events that are few."""
+        parts = [self.keyed(name, field, value)]
+        for chunk in self._older:
+            if int(chunk["ts_ns"][-1]) < since_ns:
+                break
+            rows = self.schema.select(chunk, name)
+            if len(rows):
+                parts.insert(0, take(rows, rows[field] == value))
+        return joined(parts, parts[0].dtype)
+
     def select(self, name: str) -> Events:
         """Return all events of one kind, in time order, with their own layout."""
         rows = self._selected.get(name)

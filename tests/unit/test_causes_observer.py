@@ -120,6 +120,28 @@ def test_a_stop_outside_the_request_is_nothing() -> None:
     )
 
 
+def test_a_thread_that_polls_for_one_that_is_held_waits_for_the_tracer() -> None:
+    b = EventBuilder().into(-5, LOOP).into(-5, WORKER).known(TracerFact(WORKER, TOOL, "gdb"))
+    b.out(20, WORKER, TRACED, nr=-2, flags=0).wake(70, WORKER, TOOL).into(70, WORKER)
+    for k in range(9):  # looks every 10 ms whether there is anything
+        b.out(10 * k, LOOP).wake(10 * k + 9, LOOP, context=1).into(10 * k + 9, LOOP)
+    found, ctx = b.out(110, LOOP).classify(request(0, 100))
+    assert ms_of(found)["observer.tracer"] == 45
+    culprit = found.culprits["observer.tracer"]
+    assert (culprit.name, culprit.tgid) == ("gdb", TOOL)
+    assert all(s.inferred for s in found.segments if s.cause == "observer.tracer")
+    assert "python.loop_blocked" not in found.causes
+
+
+@pytest.mark.parametrize("fact", [[], [TracerFact(WORKER, 0)]])
+def test_a_sleep_beside_a_stop_that_nobody_is_known_for_stays_a_sleep(fact: list[TracerFact]) -> None:
+    b = EventBuilder().into(-5, LOOP).into(-5, WORKER).known(*fact)
+    b.out(20, WORKER, TRACED, nr=-2, flags=0).wake(70, WORKER, TOOL).into(70, WORKER)
+    b.out(10, LOOP).wake(90, LOOP, context=1).into(90, LOOP)
+    found, _ = b.out(110, LOOP).classify(request(0, 100))
+    assert "observer.tracer" not in found.causes
+
+
 def test_an_ordinary_sleep_is_no_stop() -> None:
     b = EventBuilder().into(-5, LOOP).out(10, LOOP).wake(60, LOOP, TOOL).into(60, LOOP).out(110, LOOP)
     found, _ = b.known(ProcessFact(TOOL, "gdb")).classify(request(0, 100))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
+
+import numpy as np
 
 from whyspan.causes import engine_frozen as frozen
 from whyspan.causes.context import MS, Context
 from whyspan.causes.cpu_runqueue import waits_long
+from whyspan.causes.during import During, tidy
 from whyspan.causes.rule import Claim
 from whyspan.critical_path import STOPPED, Path, PathSegment
 from whyspan.model import Culprit
@@ -64,6 +68,9 @@ TOOLS: Final = frozenset(
     }
 )
 _TRACED: Final = 0x0008  # __TASK_TRACED. Source: include/linux/sched.h
+#: A tracer that looks at each system call stops for some 10 us; one that holds a process, for longer than this.
+_FELT_NS: Final = 5_000_000
+_MAX_STOPS: Final = 2000
 
 
 def tool(tgid: int, tid: int, ctx: Context) -> str:
@@ -112,7 +119,7 @@ class _Tracer:
     def _stopped(self, segment: PathSegment, ctx: Context) -> Claim | None:
         wait = segment.wait
         if wait is None or not wait.prev_state & STOPPED:
-            return None
+            return self._beside(segment, ctx)
         traced = bool(wait.prev_state & _TRACED)
         if not traced and frozen.RULE.applies(ctx) and frozen.RULE.match(segment, ctx) is not None:
             return (
@@ -129,6 +136,18 @@ class _Tracer:
             return Claim(self.id, how, _culprit(wait.waker_tgid, name, f"{how}, which it ended", ctx))
         return Claim(self.id, how, Culprit(kind="process", name="not seen", detail=how), inferred=True)
 
+    def _beside(self, segment: PathSegment, ctx: Context) -> Claim | None:
+        """Claim of a wait what it has of a tracer's stop of the service's other threads: nothing could come from them.
+
+        Of a thread that polls with a timer no wake-up tells whom it waited for.
+        """
+        found = ctx.memo((self.id, "stops"), lambda: tidy(_stops(ctx)))
+        stop = found.first(segment.start_ns, segment.end_ns)
+        if stop is None:
+            return None
+        lo, hi = max(stop.start_ns, segment.start_ns), min(stop.end_ns, segment.end_ns)
+        return Claim(self.id, stop.detail, stop.culprit, inferred=True, start_ns=lo, end_ns=hi)
+
     def rule_out(self, path: Path, ctx: Context) -> str:
         """Return how much of the waits for a CPU was behind tools, and that no thread was stopped."""
         stopped = sum(s.ns for s in path.segments if s.wait is not None and s.wait.prev_state & STOPPED)
@@ -137,6 +156,22 @@ class _Tracer:
             f"threads of the path stopped by a tracer or signal {stopped / MS:.1f} ms; "
             f"waits for a CPU behind known tools {behind / MS:.1f} ms"
         )
+
+
+def _stops(ctx: Context) -> Iterator[During]:
+    """Yield when a tracer held threads of the service, long enough to be felt."""
+    outs = ctx.timelines.select("sched_switch_out")
+    held = np.flatnonzero((outs["aux"] & _TRACED) != 0)[:_MAX_STOPS]
+    for tid, tgid, since in zip(*(outs[n][held].tolist() for n in ("tid", "tgid", "ts_ns")), strict=True):
+        tracer = ctx.facts.observers.tracer(tid)
+        if tgid not in ctx.service_tgids or tracer is None:
+            continue
+        until = ctx.timelines.thread(tid).next_in(since) or ctx.request.end_ns
+        if until - since >= _FELT_NS:
+            name = tracer.comm or ctx.process_label(tracer.tracer_tgid)
+            text = f"{ctx.thread_label(tid, tgid)} ({tid}), stopped by a tracer meanwhile"
+            who = _culprit(tracer.tracer_tgid, name, "stopped the threads it waited for", ctx)
+            yield During(since, until, text, who, True)
 
 
 def _culprit(tgid: int, name: str, detail: str, ctx: Context) -> Culprit:

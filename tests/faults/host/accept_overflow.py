@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +14,8 @@ from tests.faults.host.fault import THREADED, Culprit, Fault, Hands, Injected, I
 from tests.faults.host.netdrop import counters
 
 BACKLOG = 3
+#: Clients that were refused come back after 1 and 3 s: the last of them, too, find it slow.
+_COME_BACK_S = 3.2
 
 
 class SlowAcceptor(Inside):
@@ -43,6 +46,8 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
     slow_s, pid = hands.rng.uniform(0.068, 0.076), hands.pids["server"][0]
     before = counters(pid)["ListenOverflows"]
     await hands.switch("accept_overflow", {"slow_s": slow_s})
+    # Full from the start: what waits before that waits for a slow thread only.
+    fillers = [socket.create_connection((hands.host, hands.port)) for _ in range(BACKLOG + 1)]
     try:
 
         def names(culprit: Culprit) -> bool:
@@ -56,6 +61,9 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
 
         yield Injected(names, bites)
     finally:
+        for filler in fillers:
+            filler.close()
+        await asyncio.sleep(_COME_BACK_S)
         await hands.switch("accept_overflow", None)
 
 
