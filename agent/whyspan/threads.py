@@ -136,7 +136,7 @@ class Timelines:
         return rows
 
     def keyed_since(self, name: str, field: str, value: int, since_ns: int) -> Events:
-        """Return the same as `keyed`, and what is older than the window, back to *since_ns*. For events that are few."""
+        """Return the same as `keyed`, and what is older than the window, back to *since_ns*; of rare events only."""
         parts = [self.keyed(name, field, value)]
         for chunk in self._older:
             if int(chunk["ts_ns"][-1]) < since_ns:

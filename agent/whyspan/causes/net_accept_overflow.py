@@ -13,8 +13,8 @@ from whyspan.critical_path import Path, PathSegment
 from whyspan.model import Culprit
 
 #: Full so shortly before the request arrived: its connection joined a moment earlier (a slow client's round trip), and
-#: whoever joins when a place has just come free waits behind those that filled the queue. Clients that were refused come
-#: back after 1 s and 3 s (TCP_TIMEOUT_INIT, doubled; source: include/net/tcp.h): a queue overflows in waves.
+#: whoever joins when a place has just come free waits behind those that filled the queue. Clients that were refused
+#: come back after 1 s and 3 s (TCP_TIMEOUT_INIT, doubled; source: include/net/tcp.h): a queue overflows in waves.
 JOINED_NS: Final = 3_000_000_000
 _SYN: Final = 4  # aux of tcp_retransmit
 _NOTHING: Final = "the listen queue was not seen full"
