@@ -114,14 +114,20 @@ TEST_SUDO = $(if $(SUDO),$(shell command -v sudo >/dev/null && echo sudo env WHY
 boards: venv ## Get what the boards are checked with: Prometheus, VictoriaMetrics, Node.js, TraceQL (cached, 0.4 GB)
 	$(Q)$(BIN)/python -m tests.boards.tools
 
+.PHONY: page
+page: venv ## Get what the page is looked at with: Chromium (apt), axe-core and TypeScript (cached, 0.1 GB)
+	$(Q)command -v chromium chromium-browser >/dev/null || { $(SUDO) apt-get update -q && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; }
+	$(Q)$(BIN)/python -m tests.page.tools
+
 .PHONY: generated
 generated: venv ## Write what is made from the code: boards, alert rules, provisioning, docs/metrics.md
 	$(Q)$(BIN)/python dashboards/generate.py
 	$(Q)$(BIN)/python -m whyspan_exporters.metrics.docs > $(BUILD)/metrics.md && mv $(BUILD)/metrics.md docs/metrics.md
 
 .PHONY: test
-test: venv build vllm llama boards ## Run the tiers unit, bpf, boards, engine (WHYSPAN_REQUIRE=bpf,engine,boards: no skips)
-	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/boards tests/engine) $(ARGS)
+test: venv build vllm llama boards page ## Run the tiers unit, bpf, boards, page, engine (WHYSPAN_REQUIRE=bpf,engine,boards,page: no skips)
+	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/boards tests/page tests/engine) $(ARGS)
 
 .PHONY: check
 check: venv ## Lint, format, types, layers, unit tests (< 3 min, no root)

@@ -1,6 +1,6 @@
 """Tiers: a test that lacks its privilege or its server is skipped with the reason, unless it is required.
 
-``WHYSPAN_REQUIRE=bpf,engine,boards`` turns the skips of these tiers into failures, so that continuous integration
+``WHYSPAN_REQUIRE=bpf,engine,boards,page`` turns the skips of these tiers into failures, so that continuous integration
 cannot pass by skipping.
 """
 
@@ -10,9 +10,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.boards import tools
 from tests.engine import install
+from tests.page import tools as page_tools
+
+# Limits in seconds belong to the bench: a busy machine is no failure.
+settings.register_profile("whyspan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("whyspan")
 
 BTF = Path("/sys/kernel/btf/vmlinux")
 
@@ -36,12 +42,14 @@ def lacking(tier: str) -> str:
             return "needs a real vLLM server: `make vllm` installs it"
     if tier == "boards":
         return tools.lacking()
+    if tier == "page":
+        return page_tools.lacking()
     return ""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or fail when the tier is required."""
-    for tier in ("bpf", "engine", "boards"):
+    for tier in ("bpf", "engine", "boards", "page"):
         if item.get_closest_marker(tier) is None:
             continue
         reason = lacking(tier)

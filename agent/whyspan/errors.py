@@ -21,3 +21,7 @@ class RecordingError(WhyspanError):
 
 class StoreError(WhyspanError):
     """The local store cannot be opened, read or written."""
+
+
+class QueryError(ConfigError):
+    """A question to the store that makes no sense; whoever asks it mends it."""

@@ -419,6 +419,23 @@ class PhaseTime(msgspec.Struct, frozen=True, array_like=True):
     end_ns: int
 
 
+class StepTime(msgspec.Struct, frozen=True, array_like=True):
+    """A step of the engine during a request, or ``count`` of them in a row. Steps may overlap.
+
+    ``batch``: sequences, the most of any of them; ``tokens``: computed, of all sequences, their sum. ``kv_usage``: of
+    the pool when the last was scheduled, 0..1, -1 not known. ``mine``: the request took part in one of them.
+    ``end_ns`` is the request's end for one in progress.
+    """
+
+    start_ns: int
+    end_ns: int
+    batch: int
+    tokens: int
+    kv_usage: float = -1.0
+    count: int = 1
+    mine: bool = True
+
+
 class EngineFacts(msgspec.Struct, kw_only=True, frozen=True):
     """What the engine said of a request. Tokens and steps are sums over its completions.
 
@@ -445,6 +462,7 @@ class EngineFacts(msgspec.Struct, kw_only=True, frozen=True):
     server_span_id: str = (
         ""  # the server's own span for the request, in the request's trace; mostly not known
     )
+    step_times: list[StepTime] = []  # in order, neighbours joined evenly so that they are few
 
 
 class Finding(msgspec.Struct, kw_only=True):

@@ -69,6 +69,14 @@ def quantile_s(counts: Sequence[int], stored_s: Iterable[float], quantile: float
     return low if math.isinf(high) else low + share * (high - low)
 
 
+def quantile_ms(counts: Sequence[int], quantile: float) -> float | None:
+    """Return a quantile of a histogram of `BOUNDS_S` alone, in ms; None when it is empty.
+
+    Above all bounds it is the last of them, which it is beyond.
+    """
+    return quantile_s(counts, (), quantile) * 1e3 if any(counts) else None
+
+
 def round_up(ms: float) -> float:
     """Return the next figure of two digits: 123.4 is 130, 0.0123 is 0.013."""
     if ms <= 0:

@@ -1,7 +1,10 @@
-"""What keeps the host's tasks waiting: pressure (PSI), and the CPU quotas of the watched processes' control groups."""
+"""What keeps the host's tasks waiting: pressure (PSI), the CPU quotas of the watched processes' control groups, memory
+that is left, and how many threads want a CPU.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,8 +14,10 @@ from whyspan import cgroups
 from whyspan.cgroups import Mount
 from whyspan.hostfacts import cgroup_quota
 
-_RESOURCES: Final = ("cpu", "memory", "io")
+#: What tasks can wait for, as the kernel names it.
+RESOURCES: Final = ("cpu", "memory", "io")
 _KINDS: Final = ("some", "full")
+_MEMORY: Final = {"MemTotal": "total_bytes", "MemAvailable": "available_bytes"}
 #: Control groups looked at every few seconds: a quarter of a millisecond each.
 _MAX_GROUPS: Final = 32
 
@@ -30,11 +35,30 @@ def pressure(proc: Path = Path("/proc")) -> dict[str, dict[str, float]]:
     Empty where the kernel does not tell: without CONFIG_PSI, or booted with psi=0.
     """
     out: dict[str, dict[str, float]] = {}
-    for resource in _RESOURCES:
+    for resource in RESOURCES:
         found = _avg10(_read(proc / "pressure" / resource))
         if found:
             out[resource] = found
     return out
+
+
+def memory(proc: Path = Path("/proc")) -> dict[str, int]:
+    """Return ``total_bytes`` and ``available_bytes`` of the host; empty when the kernel does not tell."""
+    found = {}
+    for line in _read(proc / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        value = rest.strip().removesuffix(" kB")
+        if name in _MEMORY and value.isdigit():
+            found[_MEMORY[name]] = int(value) << 10
+    return found
+
+
+def runnable(proc: Path = Path("/proc")) -> int | None:
+    """Return how many threads run or want to, ours included; None when the kernel does not tell."""
+    # proc_pid_loadavg(5): 0.20 0.18 0.12 1/80 11206
+    fields = _read(proc / "loadavg").split()
+    running = fields[3].partition("/")[0] if len(fields) > 3 else ""
+    return int(running) if running.isdigit() else None
 
 
 def _avg10(text: str) -> dict[str, float]:
@@ -116,7 +140,13 @@ def _sum(cpus: dict[str, float]) -> float:
 
 def state(throttling: Throttling) -> dict[str, Any]:
     """Return what the collector's state says of the host."""
-    return {"pressure": pressure(), "cpu_limits": dict(throttling.limits)}
+    return {
+        "pressure": pressure(),
+        "cpu_limits": dict(throttling.limits),
+        "memory": memory(),
+        "runnable": runnable(),
+        "cpus": os.cpu_count(),
+    }
 
 
 def _read(path: Path) -> str:

@@ -7,6 +7,7 @@ records. Request heads are stored parsed and sanitised: the raw text never reach
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import zlib
@@ -176,6 +177,11 @@ class Reader:
                 self.torn = f"unreadable batch: {e}"
                 return
             yield Batch(b.now_ns, events, b.heads, b.facts, b.lost, b.marks)
+
+    def read_ratio(self) -> float:
+        """Return how much of the file has been read, 0..1; of what has no size, 0."""
+        size = os.fstat(self._file.fileno()).st_size
+        return min(self._file.tell() / size, 1.0) if size else 0.0
 
     def close(self) -> None:
         """Close the file."""

@@ -28,7 +28,7 @@ BOUNDS_S: Final = (
 #: The histograms: the whole request, its first byte, the mean time between chunks after it.
 NAMES: Final = ("duration", "ttft", "per_token")
 #: Requests that only ask how things are: health checks, scrapes, lists of models.
-_ASK: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+ASK: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_SERIES: Final = 64
 _MAX_CODES: Final = 200
 _MAX_SERVICES: Final = 50
@@ -127,7 +127,7 @@ class Tally:
                 of its answer stands for each of them.
         """
         self._count_code(request)
-        if request.outcome == "lost" or request.method in _ASK:
+        if request.outcome == "lost" or request.method in ASK:
             return
         error = error_type(request)
         latency, ttft, chunk = latency_ms(request), ttft_ms(request), per_chunk_s(request)

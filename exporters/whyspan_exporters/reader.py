@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +15,22 @@ from whyspan import clock
 from whyspan.errors import StoreError
 from whyspan.model import Finding
 
-from whyspan_exporters import schema
+from whyspan_exporters import opening
+from whyspan_exporters.filters import LAST, Filter
+from whyspan_exporters.listed import BROKEN, is_text
+from whyspan_exporters.listing import Listing
+from whyspan_exporters.metrics.states import parse
+from whyspan_exporters.recall import Recall
 from whyspan_exporters.records import EXPORTER
 
 _COLUMNS = "id, start_unix_ns, finding"
 _MIN_PREFIX = 4
+#: Of SQLite's machine, between two looks at the clock: well under 1 ms.
+STEPS = 10_000
 _MATCHES = 20
 _HEX = frozenset("0123456789abcdef")
-_LAST = "\U0010ffff"  # sorts behind every text that goes on
+#: A collector that said nothing for so long does not run: it tells of itself every second.
+SILENT_S = 30.0
 
 
 class Stored(NamedTuple):
@@ -33,45 +42,29 @@ class Stored(NamedTuple):
 
 
 class Reader:
-    """Questions to a store. Safe beside a running exporter."""
+    """Questions to a store. Safe beside a running exporter.
 
-    def __init__(self, path: Path) -> None:
+    ``requests`` has lists of requests, ``history`` what was counted and sampled over time.
+    """
+
+    def __init__(self, path: Path, deadline_s: float = 0.0) -> None:
         """Open the store at *path*.
+
+        Args:
+            path: The file.
+            deadline_s: After so much time SQLite gives up what it is asked; 0: never.
 
         Raises:
             StoreError: There is none yet, it may not be read, or it was written by another version.
         """
-        try:
-            exists = path.exists()
-        except PermissionError:
-            exists = True  # connecting says it better
-        if not exists:
-            raise StoreError(
-                f"there is no store at {path} yet; is `whyspan run` running? (else give --store)"
-            )
         self._path = path
-        try:
-            self._db = self._connect()
-            self._version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        except sqlite3.Error as exc:
-            raise StoreError(f"cannot read the store {path}: {exc}") from exc
-        if self._version != schema.VERSION and self._version not in schema.UPGRADES:
-            raise StoreError(
-                f"the store {path} has version {self._version}, this whyspan reads {schema.VERSION}"
-            )
-
-    def _connect(self) -> sqlite3.Connection:
-        uri = self._path.absolute().as_uri()
-        db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=2.0)
-        try:
-            db.execute("SELECT 1 FROM sqlite_schema").fetchone()
-        except sqlite3.OperationalError:
-            db.close()
-            if self._path.with_name(self._path.name + "-wal").exists():
-                raise
-            # Nobody writes, and this user may not create the shared-memory file: the file alone is complete.
-            db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
-        return db
+        self._deadline_s = deadline_s
+        self._ends = time.monotonic() + deadline_s
+        self._db, self._version = opening.read_only(path)
+        self.requests = Listing(self._db, self._errors, self._version)
+        self.history = Recall(self._db, self._errors, self._version)
+        if deadline_s:
+            self._db.set_progress_handler(self._late, STEPS)
 
     def close(self) -> None:
         """Close the file."""
@@ -100,21 +93,36 @@ class Reader:
         Raises:
             StoreError: The store cannot be read.
         """
-        where, values = ["start_unix_ns >= ?"], list[object]([since_unix_ns])
-        if not ordinary:
-            where.append("slow > 0")
-        if failed is not None:
-            where.append(f"slow & {schema.FAILED_BIT} {'>' if failed else '='} 0")
-        if service:
-            where.append("service = ?")
-            values.append(service)
-        if cause:
-            where.append("(cause = ? OR substr(cause, 1, ?) = ?)")
-            values += [cause, len(cause) + 1, cause + "."]
-        query = (
-            f"SELECT {_COLUMNS} FROM findings WHERE {' AND '.join(where)} ORDER BY start_unix_ns DESC LIMIT ?"
+        wanted = Filter(
+            service=service, cause=cause, since_unix_ns=since_unix_ns, ordinary=ordinary, failed=failed
         )
-        return self._query(query, (*values, limit))
+        rows = self.requests.page(wanted, limit=limit, count=False).rows
+        query = f"SELECT {_COLUMNS} FROM findings WHERE id IN (SELECT value FROM json_each(?))"
+        found = self._query(query, (json.dumps([row.id for row in rows]),))
+        by_id = {s.id: s for s in found}
+        return [by_id[row.id] for row in rows if row.id in by_id]
+
+    def get(self, name: str) -> Stored | None:
+        """Return the finding with the id *name*; None when there is none.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        if not is_text(name):
+            return None
+        found = self._query(f"SELECT {_COLUMNS} FROM findings WHERE id = ?", (name,))
+        return found[0] if found else None
+
+    def of_trace(self, trace_id: str) -> str:
+        """Return the id of the slowest request of a trace; "" when there is none.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        query = "SELECT id FROM findings WHERE trace_id = ? ORDER BY latency_ns DESC LIMIT 1"
+        with self._errors():
+            row = self._db.execute(query, (trace_id,)).fetchone()
+            return row[0] if row else ""
 
     def find(self, name: str) -> list[Stored]:
         """Return the findings that *name* can mean, slow and longest first; at most 20.
@@ -125,10 +133,10 @@ class Reader:
         Raises:
             StoreError: The store cannot be read.
         """
-        if not name or not _is_text(name):
+        if not name or not is_text(name):
             return []
         # A store of before the column, that no new exporter has opened yet, has no engine's ids.
-        engines = self._version == schema.VERSION
+        engines = self._version > 1
         exact = (("id", name), ("request_id", name), ("trace_id", name.lower()), ("engine_request", name))
         for column, value in exact if engines else exact[:-1]:
             # The second half tells SQLite that the partial index will do.
@@ -143,24 +151,24 @@ class Reader:
             values += [prefix, prefix + "g"]
         if engines:
             where.append("(engine_request >= ? AND engine_request < ?)")
-            values += [name, name + _LAST]
+            values += [name, name + LAST]
         return self._matches(" OR ".join(where), tuple(values)) if where else []
 
-    def status(self, max_age_s: float = 30.0) -> dict[str, Any]:
+    def status(self, max_age_s: float = SILENT_S) -> dict[str, Any]:
         """Return what the running collector last said of itself; empty when it has been silent for longer.
 
         Raises:
             StoreError: The store cannot be read.
         """
-        return self._status("instance != ?", max_age_s)
+        return self._status("", max_age_s)
 
-    def exporter_status(self, max_age_s: float = 30.0) -> dict[str, Any]:
+    def exporter_status(self, max_age_s: float = SILENT_S) -> dict[str, Any]:
         """Return the same of the exporter: its process, and the state of each sink under ``sinks``.
 
         Raises:
             StoreError: The store cannot be read.
         """
-        return self._status("instance = ?", max_age_s)
+        return self._status(EXPORTER, max_age_s)
 
     def states(self) -> list[dict[str, Any]]:
         """Return what each collector that the store knows of last said of itself, however long ago.
@@ -170,8 +178,8 @@ class Reader:
         """
         with self._errors():
             rows = self._db.execute("SELECT status FROM status WHERE instance != ?", (EXPORTER,)).fetchall()
-            found = [json.loads(text) for (text,) in rows]
-            return [state for state in found if isinstance(state, dict)]
+            found = msgspec.convert(rows, list[tuple[str]])
+        return [state for (text,) in found if (state := parse(text))]
 
     def counters(self, name: str) -> dict[tuple[str, str], int]:
         """Return what was counted as *name* by service and label, over all collectors that the store knows of.
@@ -181,18 +189,12 @@ class Reader:
         """
         query = "SELECT service, label, SUM(value) FROM counters WHERE name = ? GROUP BY service, label"
         with self._errors():
-            return {(s, label): n for s, label, n in self._db.execute(query, (name,)).fetchall()}
+            rows = self._db.execute(query, (name,)).fetchall()
+            return {(s, label): n for s, label, n in msgspec.convert(rows, list[tuple[str, str, int]])}
 
-    def _status(self, which: str, max_age_s: float) -> dict[str, Any]:
-        oldest = clock.now_unix_ns() - int(max_age_s * 1e9)
-        query = (
-            f"SELECT status FROM status WHERE {which} AND updated_unix_ns >= ? "
-            "ORDER BY updated_unix_ns DESC LIMIT 1"
-        )
-        with self._errors():
-            row = self._db.execute(query, (EXPORTER, oldest)).fetchone()
-            found: dict[str, Any] = json.loads(row[0]) if row else {}
-            return found
+    def _status(self, instance: str, max_age_s: float) -> dict[str, Any]:
+        told_ns, told = self.history.said(instance)
+        return told if told_ns >= clock.now_unix_ns() - int(max_age_s * 1e9) else {}
 
     def _matches(self, where: str, values: tuple[object, ...]) -> list[Stored]:
         query = f"SELECT {_COLUMNS} FROM findings WHERE {where} ORDER BY slow DESC, latency_ns DESC LIMIT ?"
@@ -200,21 +202,20 @@ class Reader:
 
     def _query(self, query: str, values: tuple[object, ...]) -> list[Stored]:
         with self._errors():
-            rows = self._db.execute(query, values).fetchall()
+            rows = msgspec.convert(self._db.execute(query, values).fetchall(), list[tuple[str, int, bytes]])
             return [Stored(i, start, msgspec.msgpack.decode(blob, type=Finding)) for i, start, blob in rows]
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._ends
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, msgspec.MsgspecError) as exc:
+        except sqlite3.OperationalError as exc:
+            # Python raises it itself, without a code, for text that is not UTF-8.
+            if self._deadline_s and getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+                raise StoreError(f"not answered within {self._deadline_s:g} s: ask for less") from exc
             raise StoreError(f"cannot read the store {self._path}: {exc}") from exc
-
-
-def _is_text(name: str) -> bool:
-    """Whether SQLite can take *name*: half a character of a broken command line is none of anybody's ids."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        except (sqlite3.Error, *BROKEN) as exc:
+            raise StoreError(f"cannot read the store {self._path}: {exc}") from exc

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,16 +19,16 @@ from whyspan.clock import now_unix_ns
 from whyspan.errors import StoreError
 from whyspan.model import FAILED
 
-from whyspan_exporters import schema
+from whyspan_exporters import history, listed, opening, schema
+from whyspan_exporters.listed import int64
+from whyspan_exporters.opening import PAGE_BYTES
 from whyspan_exporters.records import EXPORTER, Counts, Explained, Record, Status
-from whyspan_exporters.sharing import FILE_MODE, make_dir, share
 
 log = logging.getLogger("whyspan.store")
 
-_INT64_MAX = (1 << 63) - 1
-_PAGE_BYTES = 4096
 _PRUNE_ROWS = 64
 _PRUNE_INTERVAL_NS = 60_000_000_000
+_HISTORY_SHARE = 8  # of the store's size, at most one part in so many is what is known of past times
 
 
 class Store:
@@ -52,7 +51,7 @@ class Store:
 
         Args:
             path: The database file; its folder is made when missing.
-            max_age_ns: Findings older than this are deleted.
+            max_age_ns: Findings older than this are deleted, and what is known of the time before.
             max_bytes: Bound of the database and its write-ahead log together.
             max_pending: Findings kept in memory while they cannot be written.
             now: Wall clock, ns since the epoch.
@@ -74,7 +73,7 @@ class Store:
         wal_bytes = min(8 << 20, max_bytes // 3)
         self._max_db_bytes = max_bytes - wal_bytes
         try:
-            self._db = _open(path, wal_bytes)
+            self._db = opening.to_write(path, wal_bytes)
         except (sqlite3.Error, OSError) as exc:
             raise StoreError(f"cannot open the store {path}: {exc}") from exc
         with contextlib.suppress(sqlite3.Error):  # a full disk is reported by flush
@@ -156,10 +155,17 @@ class Store:
         # Room first: freed pages are reused in this transaction, so that the file does not pass its bound.
         self._prune(sum(_stored_bytes(row) for row in batch))
         self._db.executemany("INSERT OR REPLACE INTO findings VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", batch)
-        counts = [(*key, _int64(value), now) for key, value in self._counts.items()]
+        self._db.executemany(
+            listed.INSERT, [listed.of(r.id, r.start_unix_ns, r.finding) for r in self._pending.values()]
+        )
+        counts = [(*key, int64(value), now) for key, value in self._counts.items()]
         if self.dropped:
             counts.append((EXPORTER, "store_dropped", "", "", self.dropped, now))
         self._db.executemany("INSERT OR REPLACE INTO counters VALUES (?,?,?,?,?,?)", counts)
+        for told in self._status.values():
+            if told.instance != EXPORTER:
+                history.add_requests(self._db, told.instance, told.status, now)
+            history.sample(self._db, told.instance, told.status, now)
         self._db.executemany(
             "INSERT OR REPLACE INTO status VALUES (?,?,?)",
             [(s.instance, now, json.dumps(s.status, default=str)) for s in self._status.values()],
@@ -169,10 +175,11 @@ class Store:
         now = self._now()
         if now - self._pruned_ns > _PRUNE_INTERVAL_NS:
             self._pruned_ns = now
-            oldest = _int64(now - self._max_age_ns)
+            oldest = int64(now - self._max_age_ns)
             self._db.execute("DELETE FROM findings WHERE start_unix_ns < ?", (oldest,))
             self._db.execute("DELETE FROM counters WHERE updated_unix_ns < ?", (oldest,))
             self._db.execute("DELETE FROM status WHERE updated_unix_ns < ?", (oldest,))
+            history.prune(self._db, now, oldest, self._max_db_bytes // _HISTORY_SHARE)
         while self._used_bytes() + needed_bytes > self._max_db_bytes:
             deleted = self._db.execute(
                 "DELETE FROM findings WHERE id IN (SELECT id FROM findings ORDER BY start_unix_ns LIMIT ?)",
@@ -184,22 +191,22 @@ class Store:
     def _used_bytes(self) -> int:
         pages: int = self._db.execute("PRAGMA page_count").fetchone()[0]
         free: int = self._db.execute("PRAGMA freelist_count").fetchone()[0]
-        return (pages - free) * _PAGE_BYTES
+        return (pages - free) * PAGE_BYTES
 
 
 def _row(record: Explained) -> tuple[object, ...]:
     finding = record.finding
     request = finding.request
-    ttft_ns = _int64(request.first_ns - request.start_ns) if request.first_ns else None
+    ttft_ns = int64(request.first_ns - request.start_ns) if request.first_ns else None
     return (
         record.id,
         request.trace_id,
         request.service,
         request.request_id,
-        _int64(record.start_unix_ns),
-        _int64(finding.wall_ns),
+        int64(record.start_unix_ns),
+        int64(finding.wall_ns),
         ttft_ns,
-        _int64(request.status),
+        int64(request.status),
         schema.SLOW_BIT * finding.slow | schema.FAILED_BIT * (request.outcome in FAILED),
         finding.verdict.cause,
         msgspec.msgpack.encode(finding),
@@ -211,38 +218,4 @@ def _stored_bytes(row: tuple[object, ...]) -> int:
     # The blob in whole pages, and a page for the row's columns and index entries (less, in truth).
     blob = row[-2]
     assert isinstance(blob, bytes)
-    return (len(blob) // _PAGE_BYTES + 2) * _PAGE_BYTES
-
-
-def _int64(value: int) -> int:
-    # SQLite raises on larger integers; one broken record must not stop the others.
-    return max(-_INT64_MAX, min(value, _INT64_MAX))
-
-
-def _open(path: Path, wal_bytes: int) -> sqlite3.Connection:
-    make_dir(path.parent)
-    if not path.exists():
-        # The log and the shared-memory file take their mode and group from the database file.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE_MODE))
-    share(path, FILE_MODE)
-    db = sqlite3.connect(path, isolation_level=None, timeout=2.0)
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0 and not db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
-        db.executescript(f"PRAGMA page_size = {_PAGE_BYTES}; PRAGMA auto_vacuum = INCREMENTAL;")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.executescript(f"BEGIN; {schema.TABLES} COMMIT;")
-        version = schema.VERSION
-    while version in schema.UPGRADES:
-        db.executescript(f"BEGIN IMMEDIATE; {schema.UPGRADES[version]} COMMIT;")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version != schema.VERSION:
-        db.close()
-        raise StoreError(
-            f"the store {path} has version {version}, this whyspan writes {schema.VERSION}: move it away"
-        )
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute(f"PRAGMA wal_autocheckpoint = {max(1, wal_bytes // _PAGE_BYTES // 4)}")
-    db.execute(f"PRAGMA journal_size_limit = {wal_bytes}")
-    db.execute("PRAGMA cache_size = -1024")
-    return db
+    return (len(blob) // PAGE_BYTES + 2) * PAGE_BYTES

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import tracefs
-from tests.bench import cost, ingest, malloc, plugin, stitch, vllm_cost
+from tests.bench import cost, ingest, malloc, page, plugin, stitch, vllm_cost
 from tests.demo.procs import ROOT
 
 #: Figures whose targets stand in the project's plan: name -> (limit, whether less is better).
@@ -37,6 +37,10 @@ TARGETS: dict[str, tuple[float, bool]] = {
     "direct_cost_ratio_vllm_half": (0.02, True),
     "throughput_ratio_vllm_low": (0.97, False),
     "ttft_ratio_vllm": (1.02, True),
+    "list_10k_ms": (300, True),
+    "timeline_first_draw_ms": (500, True),
+    "pan_half_frames_per_s": (30, False),
+    "pan_tenth_frames_per_s": (30, False),
 }
 
 
@@ -104,6 +108,11 @@ def bench_malloc(directory: Path) -> dict[str, Any]:
     return malloc.run(directory)
 
 
+def bench_page(directory: Path) -> dict[str, Any]:
+    """the page in a headless browser: a list of 10,000 requests, a timeline of 50,000 pieces"""
+    return page.run(directory / "page")
+
+
 #: Pairs of windows; ``--pairs`` changes it.
 PAIRS = {"vllm": vllm_cost.PAIRS}
 
@@ -114,6 +123,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "vllm": bench_vllm,
     "plugin": bench_plugin,
     "malloc": bench_malloc,
+    "page": bench_page,
 }
 
 
@@ -136,8 +146,9 @@ def main() -> int:
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
     }
-    for name in args.only or PARTS:
-        print(f"{name}: {PARTS[name].__doc__}", flush=True)
+    parts = list(args.only or PARTS)
+    for number, name in enumerate(parts, 1):
+        print(f"[{number}/{len(parts)}] {name}: {PARTS[name].__doc__}", flush=True)
         began = time.monotonic()
         with tracefs.mounted():
             summary |= PARTS[name](args.out.parent)

@@ -6,12 +6,14 @@ TraceQL from npm, with the Node.js of the machine or one from PyPI. 0.4 GB in th
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests import roots
@@ -77,16 +79,33 @@ def install() -> None:
     Raises:
         ToolsError: something cannot be had.
     """
-    folder().mkdir(parents=True, exist_ok=True)
-    with (folder() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(folder()):
         for package, suite, inside in DEBS:
             if not (folder() / package / inside).exists():
                 _unpack(package, suite, folder() / package)
-        if node() is None:
-            _pip(NODE, folder() / "node")
+        get_node()
         if grammar() is None:
-            _npm(folder() / "npm")
+            npm(folder() / "npm", GRAMMAR)
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Make the folder *path*, and let no other process install into it meanwhile."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def get_node() -> None:
+    """Get Node.js from PyPI where the machine has none.
+
+    Raises:
+        ToolsError: it cannot be had.
+    """
+    if node() is None:
+        folder().mkdir(parents=True, exist_ok=True)
+        _pip(NODE, folder() / "node")
 
 
 def _run(argv: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
@@ -139,20 +158,25 @@ def _pip(requirement: str, target: Path) -> None:
     _run([sys.executable, "-m", "pip", "install", "-q", "--target", str(target), requirement], folder())
 
 
-def _npm(target: Path) -> None:
+def npm(target: Path, packages: tuple[str, ...]) -> None:
+    """Install packages of npm into the folder *target*; no script of theirs runs.
+
+    Raises:
+        ToolsError: there is no npm, or it failed.
+    """
     found = node()
     if found is None:
         raise ToolsError("node: neither the machine's nor one from PyPI")
-    npm = shutil.which("npm")
+    own = shutil.which("npm")
     bundled = found.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    if npm is None and not bundled.exists():
+    if own is None and not bundled.exists():
         raise ToolsError("npm: not beside node; install Debian's package npm")
-    argv = [npm] if npm else [str(found), str(bundled)]
-    target.mkdir(exist_ok=True)
+    argv = [own] if own else [str(found), str(bundled)]
+    target.mkdir(parents=True, exist_ok=True)
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--save-exact"]
     # npm starts `node` by its name.
     env = {**os.environ, "PATH": f"{found.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    _run([*argv, "install", *options, *GRAMMAR], target, env)
+    _run([*argv, "install", *options, *packages], target, env)
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from tests import tracefs
-from tests.demo import report, truth
+from tests.demo import page, report, truth
 from tests.demo.agent import Agent
 from tests.demo.cgroups import CpuGroup
 from tests.demo.engines import DemoServer, Engine, Vllm, cpu_of
@@ -185,6 +185,16 @@ class Demo:
         with_agent = self.agent is not None
         report.print_table(self.console, scores, judged, len(alarms), with_agent)
         report.write_result(self.directory / "result.json", scores, len(judged.healthy), len(alarms), seconds)
+        if self.agent:
+            path = page.write(
+                self.directory,
+                scores,
+                judged,
+                engine=self.engine.name,
+                alarms=len(alarms),
+                agent=self.agent,
+            )
+            self.console.print(f"report page: {path}", markup=False, highlight=False)
         ok = report.passed(scores, len(judged.healthy), len(alarms), with_agent)
         self.console.print(
             f"{'[green]passed' if ok else '[red]failed'}[/] in {seconds:.0f} s", highlight=False

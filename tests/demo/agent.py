@@ -126,3 +126,15 @@ class Agent:
             self._argv("explain", trace_id), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
         )
         return done.stdout or done.stderr
+
+    def save_html(self, trace_id: str, path: Path) -> str:
+        """Write the page of a request. Returns why not, empty when it is written."""
+        done = subprocess.run(
+            self._argv("explain", trace_id, "--html", str(path)),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MakeFinding = Callable[..., Finding]
 StartExporter = Callable[..., "subprocess.Popen[bytes]"]
+Run = Callable[..., "tuple[int, str, str]"]
 
 
 def build_finding(
@@ -93,6 +94,22 @@ def build_finding(
 def make_finding() -> MakeFinding:
     """Return `build_finding`."""
     return build_finding
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line; returns exit status, standard output and standard error."""
+    from whyspan import cli
+
+    monkeypatch.setenv("WHYSPAN_CONFIG", "")
+
+    def call(*args: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(a) for a in args])
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_a_thread_that_polls_for_one_that_is_held_waits_for_the_tracer() -> None
     b.out(20, WORKER, TRACED, nr=-2, flags=0).wake(70, WORKER, TOOL).into(70, WORKER)
     for k in range(9):  # looks every 10 ms whether there is anything
         b.out(10 * k, LOOP).wake(10 * k + 9, LOOP, context=1).into(10 * k + 9, LOOP)
-    found, ctx = b.out(110, LOOP).classify(request(0, 100))
+    found, _ = b.out(110, LOOP).classify(request(0, 100))
     assert ms_of(found)["observer.tracer"] == 45
     culprit = found.culprits["observer.tracer"]
     assert (culprit.name, culprit.tgid) == ("gdb", TOOL)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from whyspan.engines import EngineTable, EngineView, summary
 from whyspan.engines.layers import outlier
+from whyspan.engines.records import StepRun
 from whyspan.marks import Layers, Mark
 
 from tests.unit.enginelab import CORE, T0, Lab, prefill
@@ -34,6 +37,53 @@ def test_phases_follow_each_other_from_the_first_byte_in_to_the_last_out() -> No
         ("decode", 21.5, 61.5),
         ("delivery", 61.5, 62.4),
     ]
+
+
+def test_the_steps_beside_a_request_are_kept_with_what_they_computed() -> None:
+    lab = Lab()
+    lab.serve(T0, 1)
+    lab.serve(T0 + 100, 2)
+    view = lab.view(1)
+    facts_ = summary.facts(view)
+    assert facts_ is not None
+    times = facts_.step_times
+    mine = [s for s in view.mine if not s.empty]
+    assert [(t.batch, t.tokens, t.count, t.mine) for t in times] == [
+        (s.batch, s.tokens, 1, True) for s in mine
+    ]
+    assert len(times) == facts_.steps > 2
+    r = view.request
+    assert all(r.start_ns <= t.start_ns < t.end_ns <= r.end_ns for t in times)
+    assert [t.start_ns for t in times] == sorted(t.start_ns for t in times)
+    assert sum(t.tokens for t in times) == sum(s.tokens for s in mine)
+
+
+@given(count=st.integers(0, 3000), first=st.integers(0, 50), own=st.integers(1, 7))
+@settings(deadline=None, max_examples=30)
+def test_steps_of_a_long_request_are_joined_evenly(count: int, first: int, own: int) -> None:
+    start, each = ns(T0), 1_000_000
+    r = msgspec.structs.replace(request(1), start_ns=start, end_ns=start + max(count, 1) * each)
+    steps = [
+        StepRun(
+            core=1, core_tid=1, step=n, begin_ns=start + (n - first) * each, scheduled_ns=0,
+            done_ns=start + (n - first + 1) * each if n < count - 1 else 0, decodes=(1, 2),
+            kv_used=n, kv_free=count - n,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+    beside = [s for s in steps if not s.done_ns or s.done_ns > start]
+    found = summary.step_times(steps, r, {s.step for s in steps if s.step % own == 0})
+    assert len(found) <= summary.MAX_STEP_TIMES
+    assert sum(t.count for t in found) == len(beside)
+    assert sum(t.tokens for t in found) == 2 * len(beside)
+    assert len({t.count for t in found[:-1]}) <= 1
+    assert all(r.start_ns <= t.start_ns < t.end_ns <= r.end_ns for t in found)
+    assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(found))
+    assert all(0 <= t.kv_usage <= 1 for t in found)
+    if own == 1:
+        assert all(t.mine for t in found)
+    if beside:
+        assert found[-1].end_ns == r.end_ns  # in progress
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def test_above_the_last_bound() -> None:
     assert objectives.quantile_s(histogram(700.0), (700.0,), 0.99) == 700.0
 
 
+def test_of_a_histogram_alone() -> None:
+    assert objectives.quantile_ms(histogram(), 0.5) is None
+    assert objectives.quantile_ms((), 0.5) is None
+    assert objectives.quantile_ms(histogram(700.0), 0.5) == BOUNDS_S[-1] * 1e3
+
+
 @pytest.mark.parametrize(
     ("ms", "rounded"),
     [(123.4, 130), (130.0, 130), (99.1, 100), (0.0123, 0.013), (1.0, 1), (0.0, 0), (1001, 1100)],

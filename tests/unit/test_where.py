@@ -72,7 +72,7 @@ def test_explain_says_where_it_was_served(
     fact = msgspec.structs.replace(ProcessFact(100, "srv"), **fields)
     finding = msgspec.structs.replace(make_finding(), process=fact)
     stored = Stored("id", 0, finding)
-    assert (line in explain._report(stored)) if line else not explain._process(stored)
+    assert (line in explain.report(stored)) if line else not explain._process(stored)
     assert explain._document(stored)["process"]["tgid"] == 100
     assert explain._document(Stored("id", 0, make_finding()))["process"] is None
 

@@ -54,7 +54,10 @@ class _FrontendSaturated:
         """Return how busy the front end's threads were."""
         tids = sorted({s.tid for s in path.segments if ctx.serves(s.tid)})
         most = max((utilisation(tid, ctx) for tid in tids), default=0.0)
-        return f"the front end's busiest thread ran or was ready to {most:.0%} of the time, less than {SATURATED:.0%}"
+        told = f"the front end's busiest thread ran or was ready to {most:.0%} of the time"
+        if most < SATURATED:
+            return f"{told}, less than {SATURATED:.0%}"
+        return f"{told}, but its time on the path is another cause's, or it runs no event loop"
 
 
 RULE = _FrontendSaturated()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from whyspan.model import Culprit, EngineFacts, Finding, PhaseTime
+from whyspan.model import Culprit, EngineFacts, PhaseTime
 from whyspan.text import clean
 
 _BAR_WIDTH: Final = 24
@@ -13,23 +13,9 @@ _MAX_PHASES: Final = 12
 _NAMED_BY_KIND: Final = frozenset({"cpu", "request", "model"})
 
 
-def phase(finding: Finding) -> str:
-    """Return the phase of most of a slow request's cause, else ttft or stream; empty when neither is known."""
-    spent: dict[str, int] = {}
-    for s in finding.segments if finding.slow else ():
-        if s.cause != finding.verdict.cause:
-            continue
-        for p in finding.phases:
-            shared_ns = min(s.end_ns, p.end_ns) - max(s.start_ns, p.start_ns)
-            if shared_ns > 0:
-                spent[p.name] = spent.get(p.name, 0) + shared_ns
-    return max(spent, key=lambda name: spent[name]) if spent else finding.phase
-
-
-def culprit_name(culprit: Culprit) -> str:
+def culprit_name(kind: str, name: str) -> str:
     """Return a name for a table's cell."""
-    name = f"{culprit.kind} {culprit.name}" if culprit.kind in _NAMED_BY_KIND else culprit.name
-    return clean(name.strip(), 32)
+    return clean((f"{kind} {name}" if kind in _NAMED_BY_KIND else name).strip(), 32)
 
 
 def culprit(culprit: Culprit) -> str:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from whyspan.errors import ConfigError
-
 if TYPE_CHECKING:
     from rich.console import Console
+    from whyspan_exporters.bulk import BulkReader
     from whyspan_exporters.reader import Reader
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS_NS = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 _PIPE_WIDTH = 160
 
 _PATH: click.Path = click.Path(dir_okay=False, path_type=Path)
@@ -47,6 +44,17 @@ def store_options(function: F) -> F:
     return config_option(option(function))
 
 
+def store_of(config_path: Path | None, store_path: Path | None) -> Path:
+    """Return the store that the options name.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+    """
+    from whyspan.config import load_config
+
+    return load_config(config_path).store_path if store_path is None else store_path
+
+
 @contextlib.contextmanager
 def open_reader(config_path: Path | None, store_path: Path | None) -> Iterator[Reader]:
     """Open the store that the options name.
@@ -57,23 +65,22 @@ def open_reader(config_path: Path | None, store_path: Path | None) -> Iterator[R
     """
     from whyspan_exporters.reader import Reader
 
-    from whyspan.config import load_config
-
-    reader = Reader(load_config(config_path).store_path if store_path is None else store_path)
-    with contextlib.closing(reader):
+    with contextlib.closing(Reader(store_of(config_path, store_path))) as reader:
         yield reader
 
 
-def duration_ns(text: str) -> int:
-    """Return ``90s``, ``10m``, ``2h`` or ``7d`` in ns.
+@contextlib.contextmanager
+def bulk_reader(config_path: Path | None, store_path: Path | None) -> Iterator[BulkReader]:
+    """Open the store that the options name, for questions about very many requests.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The configuration is wrong.
+        StoreError: There is no store, or it cannot be read.
     """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smhd])", text.strip())
-    if match is None:
-        raise ConfigError(f"{text!r} is not a duration such as 90s, 10m, 2h or 7d")
-    return int(float(match[1]) * _UNITS_NS[match[2]])
+    from whyspan_exporters.bulk import BulkReader
+
+    with contextlib.closing(BulkReader(store_of(config_path, store_path))) as reader:
+        yield reader
 
 
 def console() -> Console:

@@ -10,32 +10,52 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whyspan.cli._options import open_reader, store_options
-from whyspan.errors import StoreError
+from whyspan.errors import StoreError, WhyspanError
 
 if TYPE_CHECKING:
     from whyspan_exporters.reader import Reader, Stored
 
-    from whyspan.model import Finding, RuledOut
 
 _LISTED = 8
 _CAUSE_ROWS = 12
+_FILE: click.Path = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(name="explain")
 @click.argument("request_id", metavar="ID")
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, request_id: str, config_path: Path | None, store_path: Path | None, as_json: bool) -> None:
+@click.option("--html", "html_path", type=_FILE, metavar="FILE", help="Write one page that stands alone.")
+@click.option(
+    "--perfetto", "perfetto_path", type=_FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev."
+)
+def command(
+    *,
+    request_id: str,
+    config_path: Path | None,
+    store_path: Path | None,
+    as_json: bool,
+    html_path: Path | None,
+    perfetto_path: Path | None,
+) -> None:
     """Explain the request ID: a trace id, an x-request-id, or the engine's own id of the request.
 
     Of a trace id and of an engine's id the beginning will do (at least 4 characters).
     """
     with open_reader(config_path, store_path) as reader:
         stored = _one(reader, request_id)
+        if html_path is not None:
+            _write_html(reader, stored, config_path, html_path)
+        if perfetto_path is not None:
+            _write_perfetto(reader, stored, perfetto_path)
+    written = [path for path in (html_path, perfetto_path) if path is not None]
+    for path in written:
+        click.echo(f"wrote {path}", err=as_json)
     if as_json:
         click.echo(json.dumps(_document(stored), indent=2))
-    else:
-        click.echo("\n".join(_report(stored)))
+    elif not written:
+        utf = (sys.stdout.encoding or "").lower().startswith("utf")
+        click.echo("\n".join(report(stored, "█" if utf else "#")))
 
 
 def _one(reader: Reader, name: str) -> Stored:
@@ -59,6 +79,33 @@ def _one(reader: Reader, name: str) -> Stored:
         others = ", ".join(s.id for s in found[1:])
         click.echo(f"whyspan: the slowest of {len(found)} requests of this trace; others: {others}", err=True)
     return found[0]
+
+
+def _write_html(reader: Reader, stored: Stored, config_path: Path | None, path: Path) -> None:
+    from whyspan.config import load_config
+    from whyspan.page import html
+    from whyspan.views import request
+
+    page = load_config(config_path).page
+    view = request.find(reader, stored.id, trace_url=page.trace_url, runbook_url=page.runbook_url)
+    if view is None:  # the oldest go first, and it went just now
+        raise StoreError(f"the request {stored.id} is no longer in the store")
+    try:
+        path.write_text(html.render(view), encoding="utf-8")
+    except OSError as exc:
+        raise WhyspanError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _write_perfetto(reader: Reader, stored: Stored, path: Path) -> None:
+    from whyspan.exchange import perfetto
+    from whyspan.views import request
+
+    view = request.view(stored, request.host(reader, stored))
+    try:
+        with path.open("wb") as file:
+            file.writelines(perfetto.chunks(view, stored.finding.request.start_ns, stored.start_unix_ns))
+    except OSError as exc:
+        raise WhyspanError(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def _document(stored: Stored) -> dict[str, Any]:
@@ -86,11 +133,13 @@ def _document(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _report(stored: Stored) -> list[str]:
-    from whyspan import clock
+def report(stored: Stored, block: str = "█") -> list[str]:
+    """Return what is known of a request, for people. *block* is what bars are made of."""
+    from whyspan import clock, phases
     from whyspan.cli import _engine, _timeline
     from whyspan.model import FAILED
     from whyspan.text import clean
+    from whyspan.views import request
 
     f = stored.finding
     r, v = f.request, f.verdict
@@ -110,7 +159,7 @@ def _report(stored: Stored) -> list[str]:
         "",
     ]
     if f.slow or failed:
-        where = _engine.phase(f)
+        where = phases.of_cause(f)
         out.append(clean(v.sentence or f"The cause is {v.cause}.", 600))
         facts = [f"cause {clean(v.cause, 40)}", f"excess {v.excess_ms:.1f} ms ({v.share:.0%} of all excess)"]
         facts += [f"confidence {v.confidence:.2f}"] + ([f"phase {clean(where, 20)}"] if where else [])
@@ -121,7 +170,9 @@ def _report(stored: Stored) -> list[str]:
         for other in v.others:
             who = f": {_engine.culprit(other.culprit)}" if other.culprit.kind or other.culprit.name else ""
             out.append(f"  also      {clean(other.cause, 40)}, {other.excess_ms:.1f} ms of excess{who}")
-        near, others = _nearest(f)
+        near, others = request.nearest(f)
+        if not near:
+            near, others = others, []
         out += [f"  not       {clean(ruled.cause, 40)}: {clean(ruled.check, 160)}" for ruled in near]
         if others:
             out.append(
@@ -131,7 +182,6 @@ def _report(stored: Stored) -> list[str]:
             out.append(f"  fix       {clean(v.fix, 300)}")
     else:
         out.append("Not slow: sampled for the baseline.")
-    block = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
     if f.phases:
         out += ["", *_engine.phase_rows(f.phases, r.start_ns, f.wall_ns, block)]
     out += ["", *_causes(stored), "", f"{'at ms':>10} {'for ms':>10}"]
@@ -194,14 +244,3 @@ def _causes(stored: Stored) -> list[str]:
         rest = sum(f.causes[name] for name in names[_CAUSE_ROWS:])
         rows.append(f"  {f'({len(names) - _CAUSE_ROWS} others)':<30} {rest:>10.2f}")
     return rows
-
-
-def _nearest(f: Finding) -> tuple[list[RuledOut], list[RuledOut]]:
-    """Part what was ruled out: what is easily mixed up with the cause found, or took time; and all else."""
-    from whyspan.causes import rules
-
-    close = next((r.neighbours for r in rules() if r.id == f.verdict.cause), ())
-    near = [r for r in f.ruled_out if r.cause in close or f.causes.get(r.cause, 0.0) >= 1.0]
-    if not near:
-        return f.ruled_out, []
-    return near, [r for r in f.ruled_out if r not in near]

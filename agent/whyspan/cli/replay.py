@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from whyspan.cli._options import console
+from whyspan.cli._progress import progress
 from whyspan.text import clean
 
 
@@ -20,7 +21,8 @@ def command(*, recording: Path, ordinary: bool, as_json: bool) -> None:
     from whyspan.model import FAILED, UNFINISHED
     from whyspan.pipeline.replay import replay
 
-    result = replay(recording)
+    with progress("replaying", 1.0) as advance:
+        result = replay(recording, lambda ratio: advance(ratio, ""))
     findings = [f for f in result.findings if ordinary or f.slow or f.request.outcome in FAILED]
     if result.torn:
         click.echo(f"whyspan: {recording}: {result.torn}; replayed what came before", err=True)

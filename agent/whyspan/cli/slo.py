@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from whyspan.cli._options import console, open_reader, store_options
+from whyspan.cli._options import bulk_reader, console, store_options
+from whyspan.cli._progress import progress
 
 if TYPE_CHECKING:
-    from whyspan_exporters.reader import Stored
+    from whyspan_exporters.bulk import BulkReader
 
     from whyspan.config import Slo
+    from whyspan.model import Request
 
 #: Requests read to place a quantile within its bucket; the newest.
 _MAX_STORED: Final = 20_000
+_MAX_NS: Final = (1 << 63) - 1
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -60,13 +63,10 @@ def suggest(
     """
     from whyspan.config import load_config
 
-    with open_reader(config_path, store_path) as reader:
+    with bulk_reader(config_path, store_path) as reader:
         known = _histograms(reader.states())
         counts = reader.counters("slo")
-        stored = reader.newest(service=service, limit=_MAX_STORED, ordinary=True) if known else []
-    by_service: dict[str, list[Stored]] = {}
-    for s in stored:
-        by_service.setdefault(s.finding.request.service, []).append(s)
+        by_service = _requests(reader, service) if known else {}
     wanted = _Wanted(load_config(config_path).slo, quantile, headroom)
     found = [
         _entry(name, histograms, by_service.get(name, ()), counts, wanted)
@@ -79,6 +79,22 @@ def suggest(
         _print(found, quantile)
     else:
         click.echo("no requests" if not service else f"no requests of {service!r}")
+
+
+def _requests(reader: BulkReader, service: str) -> dict[str, list[Request]]:
+    """Return the newest requests in the store, by service."""
+    from whyspan.views.select import decode
+
+    out: dict[str, list[Request]] = {}
+    with progress("reading", _MAX_STORED) as advance:
+        found = reader.raw(since_unix_ns=0, until_unix_ns=_MAX_NS, limit=_MAX_STORED, service=service)
+        for number, raw in enumerate(found):
+            measured = decode(raw.finding)
+            if measured is not None:
+                out.setdefault(measured.request.service, []).append(measured.request)
+            if number % 500 == 0:
+                advance(number, "")
+    return out
 
 
 def _histograms(states: Iterable[Mapping[str, Any]]) -> dict[str, list[list[int]]]:
@@ -98,13 +114,12 @@ def _histograms(states: Iterable[Mapping[str, Any]]) -> dict[str, list[list[int]
     return {service: rows for service, rows in out.items() if any(rows[0])}
 
 
-def _values(stored: Iterable[Stored], which: int) -> list[float]:
+def _values(stored: Iterable[Request], which: int) -> list[float]:
     from whyspan.latency import latency_ms, ttft_ms
     from whyspan.outcome import error_type
     from whyspan.tally import per_chunk_s
 
-    requests = [s.finding.request for s in stored if s.finding.request.outcome != "open"]
-    answered = [r for r in requests if not error_type(r)]
+    answered = [r for r in stored if r.outcome != "open" and not error_type(r)]
     if which == 0:
         return [latency_ms(r) / 1e3 for r in answered]
     found = [ttft_ms(r) / 1e3 if which == 1 else per_chunk_s(r) for r in answered]
@@ -131,7 +146,7 @@ def _kept(counts: Mapping[tuple[str, str], int], service: str, objective: str) -
 def _entry(
     service: str,
     histograms: list[list[int]],
-    stored: Iterable[Stored],
+    stored: Sequence[Request],
     counts: Mapping[tuple[str, str], int],
     wanted: _Wanted,
 ) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from whyspan.cli._options import console, duration_ns, open_reader, store_options
+from whyspan.cli._options import console, open_reader, store_options
+from whyspan.times import duration_ns
 
 if TYPE_CHECKING:
+    from whyspan_exporters.listed import Listed
     from whyspan_exporters.reader import Stored
 
 _TRACE_DIGITS = 8  # enough for `whyspan explain`
@@ -43,30 +45,34 @@ def command(
     as_json: bool,
 ) -> None:
     """List the newest slow and failed requests with the cause of each."""
+    from whyspan_exporters.filters import Filter
+
     from whyspan.clock import now_unix_ns
 
     oldest = now_unix_ns() - duration_ns(since) if since else 0
     with open_reader(config_path, store_path) as reader:
-        found = reader.newest(
-            service=service,
-            cause=cause,
-            since_unix_ns=oldest,
-            limit=limit,
-            ordinary=ordinary,
-            failed=failed,
-        )
-    if as_json:
-        click.echo(json.dumps([_entry(s) for s in found], indent=2))
-    elif found:
-        _print_table(found)
+        if as_json:
+            found = reader.newest(
+                service=service,
+                cause=cause,
+                since_unix_ns=oldest,
+                limit=limit,
+                ordinary=ordinary,
+                failed=failed,
+            )
+            click.echo(json.dumps([_entry(s) for s in found], indent=2))
+            return
+        wanted = Filter(service=service, cause=cause, since_unix_ns=oldest, ordinary=ordinary, failed=failed)
+        rows = reader.requests.page(wanted, limit=limit, count=False).rows
+    if rows:
+        _print_table(rows)
     else:
         kind = "failed " if failed else "" if ordinary else "slow or failed " if failed is None else "slow "
         click.echo(f"no {kind}requests")
 
 
 def _entry(stored: Stored) -> dict[str, Any]:
-    from whyspan import clock
-    from whyspan.cli import _engine
+    from whyspan import clock, phases
 
     finding = stored.finding
     request, verdict = finding.request, finding.verdict
@@ -81,7 +87,7 @@ def _entry(stored: Stored) -> dict[str, Any]:
         "outcome": request.outcome,
         "ended_by": request.ended_by,
         "phase": finding.phase,
-        "engine_phase": _engine.phase(finding) if finding.phases else "",
+        "engine_phase": phases.of_cause(finding) if finding.phases else "",
         "engine_request_id": finding.engine.request_id if finding.engine is not None else "",
         "verdict": {
             "cause": verdict.cause,
@@ -103,7 +109,7 @@ def _entry(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _print_table(found: list[Stored]) -> None:
+def _print_table(rows: list[Listed]) -> None:
     from rich import box
     from rich.table import Table
 
@@ -118,8 +124,8 @@ def _print_table(found: list[Stored]) -> None:
             overflow="ellipsis",
             min_width=column.min_width or None,
         )
-    for stored in found:
-        cells = _cells(stored, narrow=out.width < _WIDE)
+    for row in rows:
+        cells = _cells(row, narrow=out.width < _WIDE)
         table.add_row(*(cells[column.title] for column in shown))
     out.print(table)
 
@@ -148,31 +154,30 @@ _COLUMNS = (
 )
 
 
-def _cells(stored: Stored, *, narrow: bool) -> dict[str, str]:
+def _cells(row: Listed, *, narrow: bool) -> dict[str, str]:
+    from whyspan_exporters.schema import FAILED_BIT
+
     from whyspan import clock
     from whyspan.cli import _engine
-    from whyspan.model import FAILED, UNFINISHED
+    from whyspan.model import UNFINISHED
     from whyspan.text import clean
 
-    finding = stored.finding
-    request, verdict = finding.request, finding.verdict
-    failed = request.outcome in FAILED
-    status = request.outcome if request.outcome in UNFINISHED else request.status or request.outcome
-    cause = verdict.cause if finding.slow or failed else "(not slow)"
-    if narrow and failed:  # there is no column for it
+    status = row.outcome if row.outcome in UNFINISHED else row.status or row.outcome
+    cause = row.cause if row.slow else "(not slow)"
+    if narrow and row.slow & FAILED_BIT:  # there is no column for it
         cause = f"{status}: {cause}"
     return {
-        "start (UTC)": clock.rfc3339(stored.start_unix_ns)[5:19].replace("T", " "),
-        "service": clean(request.service, 24),
-        "route": clean(f"{request.method} {request.route}", 32),
+        "start (UTC)": clock.rfc3339(row.start_unix_ns)[5:19].replace("T", " "),
+        "service": clean(row.service, 24),
+        "route": clean(f"{row.method} {row.route}", 32),
         "status": clean(str(status), 10),
-        "total ms": f"{finding.wall_ns / 1e6:.1f}",
-        "ttft ms": f"{(request.first_ns - request.start_ns) / 1e6:.1f}" if request.first_ns else "-",
-        "phase": clean(_engine.phase(finding), 10) or "-",
+        "total ms": f"{row.latency_ns / 1e6:.1f}",
+        "ttft ms": f"{row.ttft_ns / 1e6:.1f}" if row.ttft_ns is not None else "-",
+        "phase": clean(row.phase, 10) or "-",
         "cause": clean(cause, 32),
-        "excess ms": f"{verdict.excess_ms:.1f}",
-        "share": f"{verdict.share:.0%}",
-        "conf.": f"{verdict.confidence:.2f}",
-        "culprit": _engine.culprit_name(verdict.culprit),
-        "trace": clean(request.trace_id[:_TRACE_DIGITS], _TRACE_DIGITS),
+        "excess ms": f"{row.excess_ms:.1f}",
+        "share": f"{row.share:.0%}",
+        "conf.": f"{row.confidence:.2f}",
+        "culprit": _engine.culprit_name(row.culprit_kind, row.culprit),
+        "trace": clean(row.trace_id[:_TRACE_DIGITS], _TRACE_DIGITS),
     }

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from statistics import median
+from typing import Final
 
+from whyspan.engines.records import StepRun
 from whyspan.engines.view import EngineView
-from whyspan.model import EngineFacts, PhaseTime
+from whyspan.model import EngineFacts, PhaseTime, Request, StepTime
+
+#: Steps kept of a request; of more, neighbours are joined evenly. A finding travels as one message.
+MAX_STEP_TIMES: Final = 400
 
 
 def phases(view: EngineView) -> list[PhaseTime]:
@@ -39,6 +45,8 @@ def facts(view: EngineView) -> EngineFacts | None:
         model=view.model.get("name", ""),
         # Only of the same trace: a server that was sent no traceparent makes a trace of its own.
         server_span_id=first.own_span_id if first.trace_id == view.request.trace_id else "",
+        # Those of others too: while it waits, they are what it waits for.
+        step_times=step_times(view.steps, view.request, {s.step for s in view.mine}),
     )
 
 
@@ -74,4 +82,33 @@ def _of_anonymous(view: EngineView) -> EngineFacts | None:
         kv_usage=max(used, default=-1.0),
         model=view.model.get("name", ""),
         server_span_id=span,
+        step_times=step_times(steps, r, {s.step for s in steps}),
+    )
+
+
+def step_times(steps: Sequence[StepRun], request: Request, mine: Collection[int]) -> list[StepTime]:
+    """Return the steps that overlap a request, cut to it and so joined that they are at most `MAX_STEP_TIMES`.
+
+    Args:
+        steps: In order.
+        request: Which one.
+        mine: The numbers of those that it took part in.
+    """
+    start, end = request.start_ns, request.end_ns
+    beside = [s for s in steps if s.begin_ns < end and (s.done_ns or end) > start and not s.empty]
+    each = -(-len(beside) // MAX_STEP_TIMES) or 1
+    return [_joined(beside[i : i + each], start, end, mine) for i in range(0, len(beside), each)]
+
+
+def _joined(steps: Sequence[StepRun], start_ns: int, end_ns: int, mine: Collection[int]) -> StepTime:
+    last = steps[-1]
+    total = last.kv_used + last.kv_free
+    return StepTime(
+        start_ns=max(min(s.from_ns or s.begin_ns for s in steps), start_ns),
+        end_ns=min(max(s.done_ns or end_ns for s in steps), end_ns),
+        batch=max(s.batch for s in steps),
+        tokens=sum(s.tokens for s in steps),
+        kv_usage=round(last.kv_used / total, 4) if total else -1.0,
+        count=len(steps),
+        mine=any(s.step in mine for s in steps),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +26,12 @@ class Replayed(NamedTuple):
     torn: str
 
 
-def replay(path: Path) -> Replayed:
+def replay(path: Path, progress: Callable[[float], None] = lambda _: None) -> Replayed:
     """Run the core on a recording.
+
+    Args:
+        path: The recording.
+        progress: Told after each batch how much of the file is read, 0..1.
 
     Raises:
         RecordingError: it cannot be read at all.
@@ -48,6 +53,7 @@ def replay(path: Path) -> Replayed:
             batches += 1
             events += len(batch.events)
             now_ns = batch.now_ns
+            progress(reader.read_ratio())
         findings += engine.flush(now_ns)
         return Replayed(findings, batches, events, reader.torn)
     finally:

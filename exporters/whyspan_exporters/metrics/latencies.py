@@ -29,10 +29,7 @@ class Latencies:
         """Take the newest totals of *instance*, as `whyspan.tally.Tally.state` has them."""
         if not isinstance(said, list):
             return
-        found: _Histograms = {}
-        for item in said[:_MAX_SERIES]:
-            _add(found, _read(item))
-        self._running[instance] = found
+        self._running[instance] = read(said)
         self._running.move_to_end(instance)
         while len(self._running) > _MAX_INSTANCES:
             _, last = self._running.popitem(last=False)
@@ -54,6 +51,14 @@ def _add(out: _Histograms, more: _Histograms) -> None:
         before = out.get(key, _EMPTY)
         counts = tuple(x + y for x, y in zip(before.counts, b.counts, strict=True))
         out[key] = Buckets(counts, before.total + b.total)
+
+
+def read(said: Any) -> _Histograms:
+    """Return the totals in what a collector says, by histogram and series; nothing of what is not as it should be."""
+    found: _Histograms = {}
+    for item in said[:_MAX_SERIES] if isinstance(said, list) else ():
+        _add(found, _read(item))
+    return found
 
 
 def _read(item: Any) -> _Histograms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -16,9 +17,21 @@ _MAX_ENGINES: Final = 64
 
 def number(value: Any) -> float | None:
     """Return *value* as a finite number; None when it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits, as JSON may have
+        return None
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return a state as the store keeps it; an empty one of what is none."""
+    try:
+        found = json.loads(text)  # which takes the NaN that Python writes
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @lru_cache(4096)  # the same few hundred, every second

@@ -23,6 +23,8 @@ from whyspan.model import (
 from whyspan.outcome import error_type
 from whyspan.text import clean
 
+from whyspan_exporters.listed import int64
+
 Value = str | bool | int | float | list[str]
 Attributes = dict[str, Value]
 
@@ -32,7 +34,6 @@ NAME_CHARS: Final = 128
 MAX_RULED_OUT: Final = 16
 MAX_CAUSES: Final = 16
 _MIN_CAUSE_MS: Final = 0.05
-_INT64_MAX: Final = (1 << 63) - 1
 # Semantic conventions, http.request.method: any other is "_OTHER", so that the values stay few.
 _METHODS: Final = frozenset(
     ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE")
@@ -204,11 +205,6 @@ def put(out: Attributes, name: str, value: Value) -> None:
     """Set an attribute unless its value is empty or 0, which means not known."""
     if value:
         out[name] = value
-
-
-def int64(value: int) -> int:
-    """Return *value* within what OTLP can carry; one broken number must not stop a batch."""
-    return max(-_INT64_MAX, min(value, _INT64_MAX))
 
 
 def _thread_name(segments: Iterable[Segment], tid: int) -> str:

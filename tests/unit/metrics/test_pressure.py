@@ -21,6 +21,19 @@ def test_pressure_of_the_last_ten_seconds(tmp_path: Path) -> None:
     assert pressure.pressure(tmp_path / "nowhere") == {}
 
 
+def test_memory_and_runnable_threads(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:       16384 kB\nMemFree:            7 kB\nMemAvailable:    many kB\n"
+        "MemAvailable:    1024 kB\nHugePages_Total: 3\n"
+    )
+    (tmp_path / "loadavg").write_text("0.20 0.18 0.12 17/480 11206\n")
+    assert pressure.memory(tmp_path) == {"total_bytes": 16 << 20, "available_bytes": 1 << 20}
+    assert pressure.runnable(tmp_path) == 17
+    (tmp_path / "loadavg").write_text("nonsense\n")
+    assert pressure.runnable(tmp_path) is None
+    assert (pressure.memory(tmp_path / "nowhere"), pressure.runnable(tmp_path / "nowhere")) == ({}, None)
+
+
 def group(root: Path, path: str, quota: str, throttled: int, version: int) -> None:
     folder = root / path.lstrip("/")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,1 @@
+"""A request in the formats of other tools."""

@@ -1,0 +1,1 @@
+"""``whyspan top``: the live view in a terminal."""
