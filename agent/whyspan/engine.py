@@ -290,7 +290,8 @@ class Engine:
             if self._settings.ordinary_per_s and self._bucket(
                 service, "learning" if learning else "ordinary", rate
             ).take(now_ns):
-                chosen.append(_Chosen(r, None, True, False))
+                # What is usual is wanted before the slow and failed ones that are held against it.
+                chosen.append(_Chosen(r, None, True, learning))
             else:
                 self._long.pop((r.cookie, r.seq), None)
         return chosen

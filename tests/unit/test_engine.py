@@ -310,6 +310,16 @@ def test_a_storm_of_failures_keeps_no_slow_request_waiting() -> None:
     assert len(found) == 25
 
 
+def test_what_is_usual_is_learnt_before_the_failures_of_the_same_batch() -> None:
+    w = Wire()
+    for k in range(60):
+        w.ask(10 * k, cookie=k + 1).done(10 * k + 8, cookie=k + 1)
+    w.ask(700, cookie=100).done(708, cookie=100, status=503)
+    e = Engine(SCHEMA, Settings(lambda _: Objectives(), "i", explain_per_s=60, ordinary_per_s=1000))
+    (failed,) = [f for f in run(e, w.batches(900)) if f.request.status == 503]
+    assert failed.baseline_count == 60
+
+
 def test_who_is_explained_depends_on_neither_order_nor_length() -> None:
     cookies = list(range(60))
     chosen = set()

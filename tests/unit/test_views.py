@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whyspan.model import Culprit, EngineFacts, Finding, Ranked, RuledOut, StepTime
 from whyspan.views import host, hostseries, lanes, request, requests, shapes, tail
+from whyspan.views import links as further
 from whyspan.views.steps import Steps, steps
 from whyspan_exporters.filters import Filter
 from whyspan_exporters.reader import Reader, Stored
@@ -170,7 +171,7 @@ def test_links_lead_to_traces_and_neighbours_that_are_there(
     view = request.find(reader, "i-1", trace_url="https://t/{trace_id}")
     assert view is not None
     links = [(link.kind, link.href) for link in view.links]
-    assert links == [("runbook", request.RUNBOOKS.replace("{runbook}", "throttled")), ("request", "i-2")]
+    assert links == [("runbook", further.RUNBOOKS.replace("{runbook}", "throttled")), ("request", "i-2")]
     assert request.find(reader, "../../etc/passwd") is None
     reader.close()
 

@@ -42,7 +42,10 @@ def _amount(unit: str, scale: float) -> Callable[[click.Context, click.Parameter
     return read
 
 
-@click.command(name="compare", epilog="Exit status: 0 no worse, 3 worse than the limits, 4 too few requests.")
+@click.command(
+    name="compare",
+    epilog="Exit status: 0 no worse, or not clearly so; 3 worse than the limits; 4 too few requests.",
+)
 @click.option(
     "--a", "a_text", required=True, metavar="SEL", help="What is compared with, such as the old release."
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 from whyspan_exporters import listed, schema
@@ -18,11 +16,10 @@ from whyspan_exporters.records import EXPORTER
 from whyspan import text
 from whyspan.causes import rules
 from whyspan.model import FAILED, Culprit, Finding, RuledOut
-from whyspan.views import lanes, requests
+from whyspan.views import lanes, links, requests
 from whyspan.views.shapes import (
     CauseBar,
     CulpritView,
-    Link,
     OtherCause,
     ProcessView,
     RequestFacts,
@@ -31,22 +28,10 @@ from whyspan.views.shapes import (
     VerdictView,
 )
 
-#: Where the runbooks are that come with this whyspan.
-RUNBOOKS: Final = "https://github.com/whyspan/whyspan/blob/main/docs/runbooks/{runbook}.md"
 #: Characters of a text.
 _MAX_TEXT: Final = 1000
 #: ms of a cause from which on it is worth saying why it is not the one.
 _NEAR_MS: Final = 1.0
-_MAX_LINKS: Final = 6
-_MAX_CULPRITS: Final = 50  # of which the store is asked for a request
-
-_runbooks: Final = (
-    (re.compile(r"cpu\.throttled$"), "throttled"),
-    (re.compile(r"engine\.(kv_|prefix_)"), "kv"),
-    (re.compile(r"engine\."), "service"),
-    (re.compile(r"gpu\."), "gpu"),
-    (re.compile(r"[a-z]+\."), "host"),
-)
 
 
 def find(reader: Reader, name: str, *, trace_url: str = "", runbook_url: str = "") -> RequestView | None:
@@ -65,7 +50,7 @@ def find(reader: Reader, name: str, *, trace_url: str = "", runbook_url: str = "
     if stored is None:
         return None
     out = view(stored, host(reader, stored), trace_url=trace_url, runbook_url=runbook_url)
-    out.links += _neighbours(reader, stored)
+    out.links += links.neighbours(reader, stored)
     return out
 
 
@@ -107,7 +92,7 @@ def view(
         ruled_out=_ruled_out(f),
         process=_process(f),
         engine=_engine(f),
-        links=_links(f, judged, trace_url, runbook_url or RUNBOOKS),
+        links=links.elsewhere(f, judged, trace_url, runbook_url),
     )
 
 
@@ -229,33 +214,3 @@ def _engine(f: Finding) -> dict[str, Any] | None:
     del found["step_times"]
     shown = {name: _clean(value) if isinstance(value, str) else value for name, value in found.items()}
     return {name: _number(value) if isinstance(value, float) else value for name, value in shown.items()}
-
-
-def _links(f: Finding, judged: bool, trace_url: str, runbook_url: str) -> list[Link]:
-    out = []
-    if trace_url and _is_trace(f.request.trace_id):
-        href = trace_url.replace("{trace_id}", f.request.trace_id)
-        out.append(Link(kind="trace", label="trace", href=href))
-    name = next((book for of, book in _runbooks if of.match(f.verdict.cause)), "") if judged else ""
-    if name:
-        href = runbook_url.replace("{runbook}", quote(name))
-        out.append(Link(kind="runbook", label=f"runbook: {name}", href=href))
-    return out
-
-
-def _neighbours(reader: Reader, stored: Stored) -> list[Link]:
-    """Return links to the requests that are to blame, as far as they are in the store."""
-    v = stored.finding.verdict
-    out: dict[str, Link] = {}
-    for culprit in (v.culprit, *(o.culprit for o in v.others[:_MAX_CULPRITS])):
-        if not _is_trace(culprit.trace_id) or len(out) >= _MAX_LINKS:
-            continue
-        found = reader.of_trace(culprit.trace_id)
-        if found and found != stored.id:
-            label = f"request {_clean(culprit.name)}".strip()
-            out.setdefault(found, Link(kind="request", label=label, href=found))
-    return list(out.values())
-
-
-def _is_trace(trace_id: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{32}", trace_id) is not None

@@ -9,7 +9,8 @@ from whyspan import page
 from whyspan.causes import rules
 from whyspan.page import api
 from whyspan.page.params import ListQuery, parse
-from whyspan.views import request, shapes
+from whyspan.views import links as further
+from whyspan.views import shapes
 from whyspan_dashboards import links
 from whyspan_exporters.listing import FACETS, ORDERS, SORTS
 
@@ -51,6 +52,6 @@ def test_the_page_waits_for_the_servers_own_limits() -> None:
 
 
 def test_runbooks_are_where_the_boards_say_and_there() -> None:
-    assert request.RUNBOOKS == links.RUNBOOKS + "/{runbook}.md"
+    assert further.RUNBOOKS == links.RUNBOOKS + "/{runbook}.md"
     docs = Path(page.__file__).parents[3] / "docs" / "runbooks"
-    assert all((docs / f"{name}.md").is_file() for _, name in request._runbooks)
+    assert all((docs / f"{name}.md").is_file() for _, name in further._RUNBOOK_OF)
