@@ -91,7 +91,8 @@ def served(lab: viewlab.Written) -> Iterator[Served]:
         yield found
 
 
-@pytest.fixture(scope="session")
+# Gone with this folder's last test: playwright keeps an event loop on the thread, and others want one of their own.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Chromium."""
     from playwright.sync_api import sync_playwright
