@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from whyspan import clock
 from whyspan.errors import ConfigError
 from whyspan.page import api
 from whyspan.page.params import ListQuery, parse, wanted
 
+from tests.unit import viewlab
 from tests.unit.page.conftest import Client
 from tests.unit.viewlab import Written
 
@@ -30,7 +32,15 @@ def test_every_view_answers(client: Client, small: Written) -> None:
     assert c.get("/api/tail", params={"since": "10m"}).json()["requests"] > 0
     host = c.get("/api/host", params={"since": "10m"}).json()
     assert host["probes"] and host["series"]
-    assert c.get("/api/health").json() == {"collector": True}
+
+
+@pytest.mark.parametrize(("ago_s", "running"), [(0, True), (60, False)])
+def test_health_says_whether_the_collector_was_heard_lately(
+    client: Client, tmp_path: Path, ago_s: int, running: bool
+) -> None:
+    now = clock.now_unix_ns() - ago_s * 1_000_000_000
+    store = viewlab.build(tmp_path / "s.db", 3, hours=0.05, now_unix_ns=now)
+    assert client(store.path).get("/api/health").json() == {"collector": running}
 
 
 def test_filters_reach_the_store(client: Client) -> None:
