@@ -216,9 +216,8 @@ class Discovery:
         """Take in a fork: the child serves its parent's service."""
         found = self.found.get(parent)
         if found and child not in self.found:
-            try:
-                start = psutil.Process(child).create_time()
-            except psutil.Error:
+            start = _started(child)
+            if not start:
                 return
             self.found[child] = Found(child, start, found.service, f"child of {parent}")
             self._judged[child] = start

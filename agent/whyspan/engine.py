@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from whyspan_probes.schema import EVENT, Events, Schema, take
+from whyspan_probes.schema import EVENT, Events, Schema
 
 from whyspan import critical_path, slices, verdict
 from whyspan.baseline import Baseline, Objectives
@@ -23,6 +23,7 @@ from whyspan.engines import EngineTable, EngineView, anonymous
 from whyspan.engines.calls import OnPath
 from whyspan.engines.gaps import token_gaps_s
 from whyspan.facts import Facts
+from whyspan.index import joined
 from whyspan.marks import Mark
 from whyspan.model import FAILED, Batch, Finding, Request, Segment
 from whyspan.recorder import Recorder
@@ -339,8 +340,7 @@ class Engine:
         kinds = [self._schema.kind(name) for name in _CARRIED]
         tids = {s.tid for s in segments} | {ctx.request.start_tid, ctx.request.end_tid}
         rows = [ctx.timelines.rows(tid) for tid in sorted(tids)]
-        last = np.concatenate([r[np.isin(r["kind"], kinds)][-_CARRIED_ROWS:] for r in rows])
-        long.carried = take(last, np.argsort(last["ts_ns"], kind="stable"))
+        long.carried = joined([r[np.isin(r["kind"], kinds)][-_CARRIED_ROWS:] for r in rows])
 
     def _explain(
         self, request: Request, reason: str | None, long: _Long | None

@@ -28,11 +28,18 @@ def moved(known: ProcessFact, proc: Path = Path("/proc")) -> bool:
     A quick look (40 us) at what changes most; `process_fact` reads everything.
     """
     try:
-        mask = sum(1 << cpu for cpu in os.sched_getaffinity(known.tgid))
+        mask = _mask(os.sched_getaffinity(known.tgid))
     except OSError:
         return True
-    groups = clean(cgroups.cpu_path_in(_read(proc / str(known.tgid) / "cgroup")), _MAX_PATH)
-    return (groups, f"{mask:x}") != (known.cgroup, known.cpu_mask)
+    return (_group(_read(proc / str(known.tgid) / "cgroup")), mask) != (known.cgroup, known.cpu_mask)
+
+
+def _mask(cpus: set[int]) -> str:
+    return f"{sum(1 << cpu for cpu in cpus):x}" if cpus else ""
+
+
+def _group(groups: str) -> str:
+    return clean(cgroups.cpu_path_in(groups), _MAX_PATH)
 
 
 def process_fact(tgid: int, service: str, proc: Path = Path("/proc")) -> ProcessFact | None:
@@ -57,9 +64,9 @@ def process_fact(tgid: int, service: str, proc: Path = Path("/proc")) -> Process
         comm=clean(comm, _MAX_NAME),
         exe=clean(exe, _MAX_NAME),
         service=service,
-        cgroup=clean(cgroups.cpu_path_in(groups), _MAX_PATH),
+        cgroup=_group(groups),
         cpus_allowed=len(cpus),
-        cpu_mask=f"{sum(1 << cpu for cpu in cpus):x}" if cpus else "",
+        cpu_mask=_mask(cpus),
         cpu_count=os.cpu_count() or 0,
         start_ticks=int(stat[19]) if len(stat) > 19 else 0,
         vpid=_vpid(_read(folder / "status")),
