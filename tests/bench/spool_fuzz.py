@@ -32,6 +32,7 @@ _LIMITS = (
     b"\x7f" + b"\xff" * 7,
 )
 _PAGE = 4096
+_SAY_EACH = 50_000
 
 
 def draw(rng: random.Random, size: int) -> Mutation:
@@ -75,6 +76,8 @@ def main() -> None:
             untouched += found >= len(good.batches)
             for file in os.scandir(folder):
                 os.unlink(file.path)
+            if (n + 1) % _SAY_EACH == 0:
+                print(f"{n + 1:,} done, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     took_s = time.monotonic() - started
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
