@@ -44,6 +44,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_program__set_autoload": (_I, [_P, ct.c_bool]),
     "bpf_program__fd": (_I, [_P]),
     "bpf_program__attach": (_P, [_P]),
+    "bpf_program__attach_perf_event": (_P, [_P, _I]),
     "bpf_program__attach_uprobe_multi": (_P, [_P, _I, _S, _S, _P]),
     "bpf_program__attach_uprobe_opts": (_P, [_P, _I, _S, ct.c_size_t, _P]),
     "bpf_link__destroy": (_I, [_P]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
+import errno
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from whyspan_probes import libbpf as lb
-from whyspan_probes import rodata
+from whyspan_probes import rodata, sampling
 from whyspan_probes.btf import Btf
 from whyspan_probes.errors import PrivilegeError, ProbeError
 from whyspan_probes.features import HookTable
@@ -257,12 +258,16 @@ class LoadedProbe:
         for hook, programs in self._chosen(choice):
             for name in programs:
                 program = lib.bpf_object__find_program_by_name(self._object, name.encode())
-                link = lib.bpf_program__attach(program)
-                if not link:
-                    refused[hook.name].append(f"{sections[name]}: cannot attach: {_summary(lb.take_log())}")
+                try:
+                    if hook.hz:
+                        self._links += sampling.attach(program, hook.hz)
+                    else:
+                        self._links.append(lb.check_pointer(lib.bpf_program__attach(program), sections[name]))
+                except OSError as e:
+                    why = _summary(lb.take_log(), os.strerror(e.errno or errno.EINVAL))
+                    refused[hook.name].append(f"{sections[name]}: cannot attach: {why}")
                     choice[hook.name] += 1
                     return False
-                self._links.append(link)
                 self._programs[name] = lib.bpf_program__fd(program)
         loaded = {}
         for name in {p for h in self.probe.user_hooks for p in h.programs} - self._unusable.keys():
@@ -303,7 +308,7 @@ class LoadedProbe:
             self.state.state, self.state.reason = summary(self.state.files)
 
 
-def _summary(log: str) -> str:
+def _summary(log: str, otherwise: str = "no message") -> str:
     """The one line of libbpf's output that tells why: the verifier's last sentence, or the last warning."""
     unresolved = _UNRESOLVED.search(log)
     if unresolved:
@@ -313,7 +318,7 @@ def _summary(log: str) -> str:
         if line.startswith("processed ") and i:
             return lines[i - 1][:160]
     useful = [ln for ln in lines if not ln.startswith(("--", "libbpf: --"))]
-    return useful[0].removeprefix("libbpf: ")[:160] if useful else "no message"
+    return useful[0].removeprefix("libbpf: ")[:160] if useful else otherwise
 
 
 def _attach(p: LoadedProbe, config: Mapping[str, int]) -> None:

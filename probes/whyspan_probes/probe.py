@@ -23,13 +23,15 @@ class Hook:
     """One thing to observe, by the first alternative that attaches.
 
     Each alternative is a tuple of program names that are attached together. ``lacks`` says of a program what it
-    may not see on a kernel without BTF of its own.
+    may not see on a kernel without BTF of its own. ``hz``: its programs, of section ``perf_event``, run so
+    many times per second on every CPU.
     """
 
     name: str
     alternatives: tuple[tuple[str, ...], ...]
     required: bool = True  # without it the probe is useless
     lacks: Mapping[str, str] = field(default_factory=dict)
+    hz: int = 0
 
     def programs(self) -> set[str]:
         """Return every program that any alternative names."""
