@@ -428,6 +428,7 @@ class CodeStack(msgspec.Struct, kw_only=True):
 
     ``native`` has the program's frames as module+offset or function, ``kernel`` the names of functions. ``cut``: there
     are more frames than these. ``holder``: of the thread that had the interpreter lock, while another waited for it.
+    ``blocked``: the thread was blocked there, and ``samples`` counts such blocks.
     """
 
     cause: str
@@ -440,6 +441,7 @@ class CodeStack(msgspec.Struct, kw_only=True):
     kernel: list[str] = []
     cut: bool = False
     holder: bool = False
+    blocked: bool = False
 
 
 class Verdict(msgspec.Struct, kw_only=True):

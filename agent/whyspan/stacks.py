@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from whyspan.facts import Facts
-from whyspan.model import CodeStack, Finding, LockFact, Segment, StackFact
+from whyspan.model import CodeFrame, CodeStack, Finding, LockFact, Segment, StackFact
 from whyspan.threads import Timelines
 from whyspan.timeline import RUNNING
 
@@ -21,6 +21,8 @@ HAS_GIL: Final = 1
 _CUT: Final = 2 | 4 | 16
 #: What Python's own evaluation is called in native stacks ends where Python's frames begin.
 _WAITED_FOR_GIL: Final = "python.gil"
+#: No shorter wait has been looked at (waits.py).
+_LONG_WAIT_NS: Final = 100_000_000
 
 
 class _Key(NamedTuple):
@@ -28,6 +30,7 @@ class _Key(NamedTuple):
     tid: int
     stack: int
     holder: bool
+    blocked: bool = False
 
 
 def gather(segments: Sequence[Segment], timelines: Timelines, facts: Facts) -> list[CodeStack]:
@@ -44,14 +47,15 @@ def gather(segments: Sequence[Segment], timelines: Timelines, facts: Facts) -> l
                 counts[_Key(s.cause, s.tid, stacks[i], False)] += 1
                 flags[stacks[i]] = aux[i]
     _holders(segments, timelines, counts, flags)
+    _waits(segments, timelines, counts, flags)
     # Two addresses in one line are one place for whoever reads.
-    merged: dict[tuple[str, int, bool, tuple[object, ...]], CodeStack] = {}
+    merged: dict[tuple[object, ...], CodeStack] = {}
     for key, n in counts.items():
         fact = facts.stack(key.stack)
         if fact is None:
             continue
         one = _named(key, fact, flags[key.stack], facts)
-        same = (key.cause, key.tid, key.holder, (*one.kernel, *one.native, *one.python))
+        same = (key.cause, key.tid, key.holder, key.blocked, (*one.kernel, *one.native, *one.python))
         known = merged.setdefault(same, one)
         known.samples += n
     return sorted(merged.values(), key=lambda c: (-c.samples, c.cause, c.tid))[:MAX_STACKS]
@@ -96,6 +100,24 @@ def _holders(
                 flags[int(row["stack"])] = int(row["aux"])
 
 
+def _waits(
+    segments: Sequence[Segment], timelines: Timelines, counts: Counter[_Key], flags: dict[int, int]
+) -> None:
+    """Add where the path's threads were while they were blocked for long: looked at once in each block."""
+    looked: dict[int, list[tuple[int, int, int]]] = {}
+    for s in segments:
+        if s.state == RUNNING or s.end_ns - s.start_ns < _LONG_WAIT_NS:
+            continue
+        if s.tid not in looked:
+            found = timelines.rows_of(s.tid, "wait_stack")
+            names = found.dtype.names or ()
+            looked[s.tid] = found[["ts_ns", "stack", "aux"]].tolist() if "stack" in names else []
+        for ts_ns, stack, aux in looked[s.tid]:
+            if s.start_ns <= ts_ns < s.end_ns and stack:
+                counts[_Key(s.cause, s.tid, stack, False, True)] += 1
+                flags[stack] = aux
+
+
 def _named(key: _Key, fact: StackFact, flags: int, facts: Facts) -> CodeStack:
     locks = facts.locks(fact.tgid)
     return CodeStack(
@@ -108,6 +130,7 @@ def _named(key: _Key, fact: StackFact, flags: int, facts: Facts) -> CodeStack:
         kernel=fact.kernel[:MAX_FRAMES],
         cut=bool(flags & _CUT) or len(fact.python) > MAX_FRAMES,
         holder=key.holder,
+        blocked=key.blocked,
     )
 
 
@@ -125,15 +148,19 @@ def of_cause(finding: Finding, cause: str) -> CodeStack | None:
 
 
 def sentence(stack: CodeStack, samples: int) -> str:
-    """Return in words where a cause's time went: *samples* are all that the cause has."""
+    """Return in words where a cause's time went: *samples* are all of its kind that the cause has."""
     top, *callers = stack.python
-    where = f"{top.function} ({_file(top.file)}:{top.line})" if top.line else top.function
     by = next((f for f in callers if f.function and f.file != top.file), callers[0] if callers else None)
-    called = (
-        f", called by {by.function} ({_file(by.file)}:{by.line})" if by is not None and by.function else ""
-    )
+    called = f", called by {_at(by)}" if by is not None and by.function else ""
     who = f"thread {stack.thread or stack.tid}{', which had the interpreter lock,' if stack.holder else ''}"
-    return f"{who} was in {where}{called}: {stack.samples} of {samples} samples"
+    if stack.blocked:
+        return f"{who} was blocked in {_at(top)}{called}: {stack.samples} of {samples} long waits"
+    return f"{who} was in {_at(top)}{called}: {stack.samples} of {samples} samples"
+
+
+def _at(frame: CodeFrame) -> str:
+    name = frame.file.rpartition("/")[2]
+    return f"{frame.function} ({name}:{frame.line})" if frame.line else f"{frame.function} ({name})"
 
 
 def frames(stack: CodeStack) -> list[str]:
@@ -149,10 +176,6 @@ def frames(stack: CodeStack) -> list[str]:
     return [*out, "(more frames)"] if stack.cut else out
 
 
-def _file(path: str) -> str:
-    return path.rpartition("/")[2] or path
-
-
 def tell(finding: Finding) -> None:
     """Name the code in the verdict: as its first evidence, and as ``code``."""
     cause = finding.verdict.cause
@@ -160,5 +183,5 @@ def tell(finding: Finding) -> None:
     if stack is None:
         return
     finding.verdict.code = stack.python[0]
-    samples = sum(s.samples for s in finding.stacks if s.cause == cause)
+    samples = sum(s.samples for s in finding.stacks if s.cause == cause and s.blocked == stack.blocked)
     finding.verdict.evidence.insert(0, sentence(stack, samples))

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from whyspan_probes.schema import HEAD_FIELDS, EventType
 from whyspan_probes.shared_maps import MAX_KINDS, SharedMaps
 from whyspan_probes.state import HookState, ProbeState
 from whyspan_probes.user_hooks import Program, UserHooks, summary
+from whyspan_probes.walking import Walk
 
 KINDS_PER_PROBE = 16
 _FAILED_PROGRAM = re.compile(r"prog '(\w+)': failed to load")
@@ -93,6 +95,8 @@ class LoadedProbe:
         self._maps, self._secret, self._hooks, self._kernel = maps, key_secret, hooks, hooks.kernel
         self._object = 0
         self._links: list[int] = []
+        self._walks: list[Walk] = []
+        self._walking = threading.Lock()  # whoever walks may be another thread than whoever sheds or closes
         self._programs: dict[str, int] = {}
         self._user: UserHooks | None = None
         self._unusable: dict[str, str] = {}  # programs of user hooks, and why
@@ -100,7 +104,7 @@ class LoadedProbe:
     @property
     def attached(self) -> bool:
         """Whether it is delivering events."""
-        return bool(self._links) or (self._user is not None and self._user.attached)
+        return bool(self._links or self._walks) or (self._user is not None and self._user.attached)
 
     def program_fds(self) -> dict[str, int]:
         """Return the descriptors of the programs attached, by name."""
@@ -136,13 +140,23 @@ class LoadedProbe:
     def close(self) -> None:
         """Detach and unload."""
         lb.destroy_links(self._links)
-        self._links, self._programs = [], {}
+        with self._walking:
+            for walk in self._walks:
+                walk.close()
+            self._links, self._walks, self._programs = [], [], {}
         if self._user is not None:
             self._user.close()
             self._user, self.state.files = None, []
         if self._object:
             lb.libbpf().bpf_object__close(self._object)
             self._object = 0
+
+    def walk(self, tgids: Iterable[int]) -> None:
+        """Run the programs of hooks that walk over the threads of these processes; from any thread."""
+        with self._walking:
+            for walk in self._walks:
+                for tgid in tgids:
+                    walk.run(tgid)
 
     def shed(self, reason: str) -> None:
         """Detach because of the budget."""
@@ -261,6 +275,8 @@ class LoadedProbe:
                 try:
                     if hook.hz:
                         self._links += sampling.attach(program, hook.hz)
+                    elif hook.walks:
+                        self._walks.append(Walk(program))
                     else:
                         self._links.append(lb.check_pointer(lib.bpf_program__attach(program), sections[name]))
                 except OSError as e:

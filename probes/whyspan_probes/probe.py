@@ -24,7 +24,8 @@ class Hook:
 
     Each alternative is a tuple of program names that are attached together. ``lacks`` says of a program what it
     may not see on a kernel without BTF of its own. ``hz``: its programs, of section ``perf_event``, run so
-    many times per second on every CPU.
+    many times per second on every CPU. ``walks``: its program, of section ``iter.s/task``, runs over
+    the threads of a process whenever somebody asks for it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Hook:
     required: bool = True  # without it the probe is useless
     lacks: Mapping[str, str] = field(default_factory=dict)
     hz: int = 0
+    walks: bool = False
 
     def programs(self) -> set[str]:
         """Return every program that any alternative names."""

@@ -31,6 +31,7 @@ from whyspan.model import Batch, Fact, ProcessFact
 from whyspan.pipeline.markring import MarkRing
 from whyspan.pipeline.observed import Observed, host_cpus
 from whyspan.pipeline.strangers import Strangers
+from whyspan.pipeline.waitwatch import WaitWatch
 from whyspan.text import clean
 
 log = logging.getLogger("whyspan.collector")
@@ -90,6 +91,7 @@ class LiveSource:
         self._disks = DiskFacts(self.schema)
         self._locks = LockFacts()
         self._stacks = Stacks(self.session.maps)
+        self._waits = WaitWatch(self._walk)
         self._observed = Observed()
         self._memory = memfacts.Sampler()
         self._hooked: dict[tuple[str, ...], str] = {}  # what the log last said of a probe's hook in a file
@@ -176,6 +178,7 @@ class LiveSource:
 
     def close(self) -> None:
         """Detach everything."""
+        self._waits.close()
         self.session.close()
         os.close(self._wake)
 
@@ -196,6 +199,14 @@ class LiveSource:
                     log.info("probe %s: %s in %s: %s%s", p.probe.name, f.hook, clean(f.path), f.state, why)
             self._hooked = {k: v for k, v in self._hooked.items() if k[0] != p.probe.name}
             self._hooked |= {(p.probe.name, *key): f.state for key, f in now.items()}
+
+    def _walk(self, tgids: Iterable[int]) -> None:
+        for probe in self.session.probes:
+            probe.walk(tgids)
+
+    def look_for_waits(self, serving: bool) -> None:
+        """Have blocked threads looked for while there are requests in progress."""
+        self._waits.look_at(self.discovery.found if serving else ())
 
     def _follow_interpreters(self, now_s: float) -> None:
         for tgid, one in self._stacks.follow(self.discovery.found, now_s).items():
