@@ -63,7 +63,7 @@ def generator():
 
 
 class Method:
-    @functools.lru_cache(maxsize=None)  # noqa: B019  # C code between two frames of Python
+    @functools.cache  # noqa: B019  # C code between two frames of Python
     def cached(self) -> int:
         return spin("method behind C")
 
