@@ -86,12 +86,8 @@ def test_blocked_threads_are_told_once_where_they_are(probes: dict[str, Found]) 
 
         until(look, "four blocked threads")
         innermost = {names[0] for names in named.values()}
-        assert innermost == {"locked", "Queue.get", "piped", "sleeper"} or innermost == {
-            "locked",
-            "Condition.wait",
-            "piped",
-            "sleeper",
-        }
+        # Queue.get waits in Condition.wait unless it is written in C.
+        assert innermost - {"Queue.get", "Condition.wait"} == {"locked", "piped", "sleeper"}
         assert named[child.pid] == ["sleeper"] * 4 + ["<module>"]
         assert any("futex" in name for k in kernel.values() for name in k)
         for _ in range(5):
