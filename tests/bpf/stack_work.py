@@ -1,6 +1,6 @@
 """Stalls on a script: python stack_work.py [SECONDS_EACH]. Runs under any CPython from 3.11 on; imports little.
 
-Before each stall the interpreter's own dump of the stack is taken; a line of JSON for each tells it, with when the stall
+Before each stall the interpreter's own dump of the stack is taken; a line of JSON for each tells it, and when the stall
 began and ended (CLOCK_MONOTONIC), and between which lines the innermost function spends its time.
 """
 
