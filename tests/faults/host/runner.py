@@ -244,7 +244,7 @@ class Bench:
             causes=self.causes,
         )
         if self.record is not None:
-            judging.record(outcome, recording, agent.state / "baseline.json", self.record)
+            judging.record(outcome, recording, agent.state / "collector/baseline.json", self.record)
         log = agent.log.read_text(errors="replace")
         outcome.restarts = judging.restarts(log)
         if outcome.restarts:
