@@ -47,6 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_program__attach_uprobe_multi": (_P, [_P, _I, _S, _S, _P]),
     "bpf_program__attach_uprobe_opts": (_P, [_P, _I, _S, ct.c_size_t, _P]),
     "bpf_link__destroy": (_I, [_P]),
+    "bpf_link__fd": (_I, [_P]),
     "bpf_map__name": (_S, [_P]),
     "bpf_map__fd": (_I, [_P]),
     "bpf_map__reuse_fd": (_I, [_P, _I]),
