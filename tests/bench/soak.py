@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from tests import tracefs
 from tests.bench import soak_plan, soak_result, soak_samples
 from tests.bench.soak_load import CountingClient, Load, Spans
 from tests.demo import truth
-from tests.demo.procs import ROOT, DemoError, favour, spawn, stop
+from tests.demo.procs import ROOT, DemoError, favour, spawn, stop, until
 from tests.faults.host import registry
 from tests.faults.host.case import BenchHands, family
 from tests.faults.host.client import ClientLoop
@@ -115,7 +115,7 @@ class Soak:
             self.store = soak_samples.Store(self.state)
             self._start_agent(objective)
             stack.callback(stop, self.agent, 15)
-            await self._until(lambda: self._ready() == 1, 60, "the agent ready")
+            await until(lambda: self._ready() == 1, 60, "the agent ready")
             self._note("ready", objective_ms=objective, pid=self.world.process.pid)
             tasks = [
                 asyncio.ensure_future(t)
@@ -179,13 +179,6 @@ class Soak:
         if self.agent.poll() is not None:
             raise DemoError(f"the agent ended with {self.agent.returncode}: {self._log()[-1500:]}")
         return self._log().count("ready after")
-
-    async def _until(self, done: Callable[[], bool], cap_s: float, what: str, every_s: float = 0.1) -> None:
-        end = time.monotonic() + cap_s
-        while not done():
-            if time.monotonic() > end:
-                raise DemoError(f"not in {cap_s:.0f} s: {what}")
-            await asyncio.sleep(every_s)
 
     def _note(self, what: str, **details: Any) -> None:
         line = {"at_s": time.monotonic(), "unix_ns": time.time_ns(), "what": what, **details}
@@ -267,9 +260,9 @@ class Soak:
         self._note("kill", role=role, pid=pid, counters=self.store.counters())
         os.kill(pid, signal.SIGKILL)
         if role == "collector":
-            await self._until(lambda: self._ready() > ready, 60, "a new collector")
+            await until(lambda: self._ready() > ready, 60, "a new collector")
         else:
-            await self._until(
+            await until(
                 lambda: soak_samples.roles(self.agent.pid).get(role, pid) != pid, 60, "a new exporter"
             )
         self._note("back", role=role)
@@ -285,7 +278,7 @@ class Soak:
         self._note("reload", kind=kind)
         self.agent.send_signal(signal.SIGHUP)
         if kind == "rebuild":
-            await self._until(lambda: self._ready() > ready, 60, "the collector attached again")
+            await until(lambda: self._ready() > ready, 60, "the collector attached again")
             self._note("back", role="collector")
         await asyncio.sleep(5)
         self._configure()  # whoever is restarted reads a right one
