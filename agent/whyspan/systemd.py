@@ -81,9 +81,9 @@ class Notifier:
     def alive(self) -> None:
         """Ping, if it is time for it: call it whenever there has been progress, and only then."""
         now_s = time.monotonic()
-        if self.ping_s and now_s - self._pinged_s >= self.ping_s:
+        # One that a busy manager has no room for is sent again at the next progress.
+        if self.ping_s and now_s - self._pinged_s >= self.ping_s and self._send("WATCHDOG=1"):
             self._pinged_s = now_s
-            self._send("WATCHDOG=1")
 
     def _changed(self, status: str) -> list[str]:
         text = clean(status, _STATUS_LIMIT)
@@ -92,17 +92,21 @@ class Notifier:
         self._status = text
         return [f"STATUS={text}"]
 
-    def _send(self, *lines: str, wait: bool = False) -> None:
+    def _send(self, *lines: str, wait: bool = False) -> bool:
+        """Return False when it may be tried again: the manager is busy."""
         if self._socket is None:
-            return
+            return True
         try:
             flags = 0 if wait else socket.MSG_DONTWAIT
             self._socket.sendto("\n".join(lines).encode(), flags, self._address)
             self._failed = False
+        except BlockingIOError:
+            return False
         except OSError as e:
             if not self._failed:
                 log.warning("the service manager is not told: %s", e.strerror)
             self._failed = True
+        return True
 
 
 def parse(datagram: bytes) -> dict[str, str]:

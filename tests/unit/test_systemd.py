@@ -99,3 +99,19 @@ def test_a_manager_that_is_away_or_does_not_read_is_not_waited_for(
 
 def test_what_is_no_assignment_is_left_out() -> None:
     assert parse(b"READY=1\nnonsense\nSTATUS=a=b\n\xff=1") == {"READY": "1", "STATUS": "a=b", "\ufffd": "1"}
+
+
+def test_a_manager_that_is_busy_is_pinged_again(caplog: pytest.LogCaptureFixture) -> None:
+    with Manager(watchdog_s=1) as manager:
+        notifier = Notifier(dict(manager.env))
+        n = 0
+        while notifier._send(f"STATUS={n}"):  # until its queue is full
+            n += 1
+        assert n > 0
+        notifier.alive()
+        manager.drain()
+        assert all("WATCHDOG" not in said for said in manager.heard)
+        notifier.alive()
+        manager.drain()
+        assert manager.heard[-1] == {"WATCHDOG": "1"}
+    assert not caplog.records
