@@ -40,7 +40,9 @@ BPF_SOURCES := $(wildcard $(PROBES)/*.bpf.c $(PROBES)/bursts/*.bpf.c)
 BPF_HEADERS := $(wildcard $(PROBES)/*.bpf.h $(PROBES)/bursts/*.bpf.h)
 BPF_OBJECTS := $(BPF_SOURCES:.bpf.c=.bpf.o)
 MARKER := probes/whyspan_inproc/whyspan_inproc/_marker.abi3.so
-BPF_CFLAGS := -g -O2 -target bpf -D__TARGET_ARCH_$(ARCH) -isystem $(BUILD) -I$(PROBES) -Wall -Werror -Wpadded
+# The same object wherever the tree lies: its line information names files.
+BPF_CFLAGS := -g -O2 -target bpf -D__TARGET_ARCH_$(ARCH) -isystem $(BUILD) -I$(PROBES) -Wall -Werror -Wpadded \
+	-ffile-prefix-map=$(CURDIR)=.
 VMLINUX_BTF ?= /sys/kernel/btf/vmlinux
 
 .PHONY: help
@@ -121,13 +123,32 @@ page: venv ## Get what the page is looked at with: Chromium (apt), axe-core and 
 	$(Q)$(BIN)/python -m tests.page.tools
 
 .PHONY: generated
-generated: venv ## Write what is made from the code: boards, alert rules, provisioning, docs/metrics.md
+generated: venv ## Write what is made from the code: boards, alert rules, provisioning, docs (metrics, configure, doctor.schema)
 	$(Q)$(BIN)/python dashboards/generate.py
 	$(Q)$(BIN)/python -m whyspan_exporters.metrics.docs > $(BUILD)/metrics.md && mv $(BUILD)/metrics.md docs/metrics.md
+	$(Q)$(BIN)/python -m whyspan.config_docs packaging/whyspan.toml > $(BUILD)/configure.md && mv $(BUILD)/configure.md docs/configure.md
+	$(Q)$(BIN)/python -m whyspan.doctor.report > $(BUILD)/doctor.json && mv $(BUILD)/doctor.json docs/doctor.schema.json
+
+.PHONY: package
+package: venv build ## Build dist/: the Debian package and the wheels (3 min); SUFFIX=+1 for another build of a release
+	$(Q)command -v dh >/dev/null || { $(SUDO) apt-get update -q && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debhelper lintian; }
+	$(Q)$(PYTHON) packaging/build.py $(if $(SUFFIX),--suffix $(SUFFIX)) $(ARGS)
 
 .PHONY: test
 test: venv build vllm llama boards page ## Run the tiers unit, bpf, boards, page, engine (WHYSPAN_REQUIRE=bpf,engine,boards,page: no skips)
 	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/boards tests/page tests/engine) $(ARGS)
+
+KERNEL ?=
+SMOKE ?=
+
+.PHONY: test-vm
+test-vm: venv build ## Stock kernels and the .deb under QEMU (root, hours); SMOKE=1: 6.12 only; KERNEL='6.1 6.12'
+	$(Q)command -v qemu-system-x86_64 >/dev/null && command -v busybox >/dev/null || { $(SUDO) apt-get update -q && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+		qemu-system-x86 busybox-static kmod; }
+	$(Q)$(if $(SUDO),$(SUDO) env WHYSPAN_REQUIRE='$(WHYSPAN_REQUIRE)' WHYSPAN_CACHE='$(WHYSPAN_CACHE)') \
+		env WHYSPAN_VM_KERNELS='$(KERNEL)' WHYSPAN_VM_SMOKE='$(SMOKE)' $(BIN)/python -m pytest tests/vm $(ARGS)
 
 .PHONY: check
 check: venv ## Lint, format, types, layers, unit tests (< 3 min, no root)
@@ -158,6 +179,14 @@ bench-faults: venv build vllm ## Inject every host fault into three servers and 
 .PHONY: drill
 drill: venv build ## Collector away for 10 minutes under load, two kills, a full disk: is anything lost? (root)
 	$(Q)$(if $(SUDO),$(SUDO)) $(BIN)/python -m tests.bench.outage $(ARGS)
+
+.PHONY: lifecycle
+lifecycle: venv build ## Start and stop the agent 200 times, kill it 100 times: is anything left, is anybody harmed? (root, 20 min)
+	$(Q)$(if $(SUDO),$(SUDO)) $(BIN)/python -m tests.bench.lifecycle $(ARGS)
+
+.PHONY: soak
+soak: venv build ## An hour at 2,000 requests a minute with faults, outages, kills, reloads: memory, losses, bounds (root)
+	$(Q)$(if $(SUDO),$(SUDO)) $(BIN)/python -m tests.bench.soak $(ARGS)
 
 .PHONY: fuzz
 fuzz: venv ## A million damaged spools and a million requests to the metrics endpoint (an hour)

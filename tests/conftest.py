@@ -1,7 +1,7 @@
 """Tiers: a test that lacks its privilege or its server is skipped with the reason, unless it is required.
 
-``WHYSPAN_REQUIRE=bpf,engine,boards,page`` turns the skips of these tiers into failures, so that continuous integration
-cannot pass by skipping.
+``WHYSPAN_REQUIRE=bpf,engine,boards,page,package,vm`` turns the skips of these tiers into failures, so that continuous
+integration cannot pass by skipping.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.boards import tools
 from tests.engine import install
+from tests.package import builds
 from tests.page import tools as page_tools
+from tests.vm import guest
 
 # Limits in seconds belong to the bench: a busy machine is no failure.
 settings.register_profile("whyspan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,12 +46,16 @@ def lacking(tier: str) -> str:
         return tools.lacking()
     if tier == "page":
         return page_tools.lacking()
+    if tier == "package":
+        return builds.lacking()
+    if tier == "vm":
+        return guest.lacking()
     return ""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or fail when the tier is required."""
-    for tier in ("bpf", "engine", "boards", "page"):
+    for tier in ("bpf", "engine", "boards", "page", "package", "vm"):
         if item.get_closest_marker(tier) is None:
             continue
         reason = lacking(tier)

@@ -23,7 +23,10 @@ from whyspan.errors import ConfigError
 CONFIG_ENV = "WHYSPAN_CONFIG"
 #: JSON object of the same shape as the file; set by ``whyspan run`` for the processes it starts.
 OVERRIDES_ENV = "WHYSPAN_OVERRIDES"
+#: Process id of the supervisor, set by ``whyspan run`` for the processes it starts.
+SUPERVISOR_ENV = "WHYSPAN_SUPERVISOR"
 SYSTEM_PATH = Path("/etc/whyspan/whyspan.toml")
+SYSTEM_STATE = Path("/var/lib/whyspan")
 #: struct sockaddr_un.sun_path holds 108 bytes with its final NUL.
 _SOCKET_PATH_BYTES = 107
 #: Headers kept by default: ids, when the sender says that it began, who it is, and how often it has tried.
@@ -292,10 +295,19 @@ class Config(_Section, frozen=True):
 
     @property
     def state_dir(self) -> Path:
-        """Return the configured folder, else ``/var/lib/whyspan`` (root) or ``~/.local/state/whyspan``."""
+        """Return the configured folder, else ``/var/lib/whyspan`` (for root, and for those who may read there: its
+        services, and members of its group), else ``~/.local/state/whyspan``.
+        """
         if self.run.state_dir:
             return Path(self.run.state_dir)
-        return Path("/var/lib/whyspan") if os.geteuid() == 0 else Path.home() / ".local/state/whyspan"
+        if os.geteuid() == 0 or os.access(SYSTEM_STATE, os.R_OK | os.X_OK):
+            return SYSTEM_STATE
+        return Path.home() / ".local/state/whyspan"
+
+    @property
+    def collector_dir(self) -> Path:
+        """Return the collector's own folder in the state folder: as services the two processes are different users."""
+        return self.state_dir / "collector"
 
     @property
     def store_path(self) -> Path:

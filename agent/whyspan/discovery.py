@@ -155,6 +155,16 @@ class Discovery:
         self._again: dict[int, int] = {}  # young processes get a second look: they exec, map and listen later
         self.found: dict[int, Found] = {}
 
+    def retarget(self, targets: Targets, pids: Iterable[int] | None = None) -> tuple[list[Found], list[int]]:
+        """Judge all processes anew. Returns those to watch from now on, or under another name, and those no longer."""
+        before = self.found
+        self._targets, self.found = targets, {}
+        self._judged.clear()
+        self._again.clear()
+        self.scan(pids)
+        new = [f for f in self.found.values() if f.service != getattr(before.get(f.tgid), "service", None)]
+        return new, sorted(before.keys() - self.found.keys())
+
     def ours(self) -> frozenset[int]:
         """Return the agent's own processes: this one, the supervisor, its children and the helpers."""
         own = {self._own, *self.helpers}

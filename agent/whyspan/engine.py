@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -148,6 +148,17 @@ class Engine:
         self._buckets: dict[tuple[str, str], _Tokens] = {}
         self._open_checked_ns = 0
         self._shared: Timelines | None = None  # during one batch
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by other settings, from the next batch on; *instance* stays what it was."""
+        self._settings = settings
+        self._buckets.clear()
+        self._recorder.resize(settings.window_ns, settings.recorder_bytes)
+        self.engines.reconfigure(settings.window_ns, settings.template_allow)
+
+    def unwatched(self, tgids: Collection[int]) -> None:
+        """Nothing more will be seen of these processes, though they live on."""
+        self._requests.drop(tgids)
 
     def feed(self, batch: Batch) -> list[Finding]:
         """Take in a batch and return what can now be explained, in order of the requests' ends."""

@@ -110,11 +110,15 @@ class HeadAssembler:
 
     def __init__(self, allowed: Collection[str], offset_ns: Callable[[], int] = clock.offset_ns) -> None:
         """*allowed* are the headers kept; *offset_ns* measures how far off the wall clock is."""
-        self._allowed = frozenset(h.lower() for h in allowed)
+        self.allow(allowed)
         self._offset_ns = offset_ns
         self._open: OrderedDict[tuple[int, int], _Open] = OrderedDict()
         self._bytes = 0
         self.lost = 0  # heads given up: too long, crowded out, or begun anew
+
+    def allow(self, headers: Collection[str]) -> None:
+        """Keep these headers from now on."""
+        self._allowed = frozenset(h.lower() for h in headers)
 
     def feed(self, blobs: Iterable[bytes]) -> list[HttpHead]:
         """Return the heads that these pieces complete, in order."""

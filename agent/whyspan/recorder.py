@@ -26,6 +26,10 @@ class Recorder:
         self._bytes = 0
         self.evicted_events = 0
 
+    def resize(self, window_ns: int, max_bytes: int) -> None:
+        """Keep as much from now on; what is too much goes with the next batch."""
+        self._window_ns, self._max_bytes = window_ns, max_bytes
+
     def add(self, batch: Batch) -> None:
         """Take in a batch."""
         events = batch.events

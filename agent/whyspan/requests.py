@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Collection
 from operator import itemgetter
 from typing import Any
 
@@ -77,6 +78,12 @@ class RequestTable:
     def open_requests(self) -> list[Request]:
         """Return the requests in progress, oldest first."""
         return [r for key, r in self._open.items() if key not in self._dying]
+
+    def drop(self, tgids: Collection[int]) -> None:
+        """Forget the requests in progress of processes that are no longer watched: their end will not be seen."""
+        for key in [key for key, r in self._open.items() if r.tgid in tgids and key not in self._dying]:
+            self._take(*key)
+            self.forgotten += 1
 
     def _run(self, timeline: list[tuple[int, int, Any]], facts: Facts, now_ns: int) -> list[Request]:
         for ts_ns, order, what in timeline:

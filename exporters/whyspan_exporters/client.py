@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -88,6 +89,7 @@ class Client:
         self.instance = instance or os.urandom(8).hex()
         self._path = path
         self._capacity, self._max_bytes = capacity, max_bytes
+        self._most_sent = window
         self._window = min(window, capacity)
         self._lock = threading.Lock()
         self._queue: deque[bytes] = deque()  # encoded findings not yet sent
@@ -98,6 +100,7 @@ class Client:
         self._status: dict[str, Any] = {}
         self._counts_state, self._status_state = _Latest(), _Latest()
         self._connected = False
+        self._peer = 0
         self._exporter_state = ""
         self._seq = 0
         self._closing = threading.Event()
@@ -105,6 +108,16 @@ class Client:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="whyspan-link", daemon=True)
         self._thread.start()
+
+    @property
+    def peer(self) -> int:
+        """The exporter's process id, 0 before it was reached."""
+        return self._peer
+
+    def resize(self, capacity: int) -> None:
+        """Keep so many findings until they are acknowledged; what is too much goes with the next one."""
+        with self._lock:
+            self._capacity, self._window = capacity, min(self._most_sent, capacity)
 
     def offer(self, finding: Finding) -> bool:
         """Queue *finding*, encoded before this returns. Returns False when it or an older one was dropped."""
@@ -181,6 +194,10 @@ class Client:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                     sock.settimeout(1.0)
                     sock.connect(os.fspath(self._path))
+                    credentials = sock.getsockopt(
+                        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+                    )
+                    self._peer = struct.unpack("3i", credentials)[0]
                     self._change_connected(True, "")
                     delay_s = _BACKOFF_S[0]
                     self._session(sock)

@@ -1,4 +1,4 @@
-"""The exporter's listening socket: one exporter per state folder, reachable by its own user only."""
+"""The exporter's listening socket: one exporter per state folder, reachable by its own user and the group."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import TracebackType
 
 from whyspan.errors import WhyspanError
 
-from whyspan_exporters.sharing import make_dir
+from whyspan_exporters.sharing import SOCKET_MODE, make_dir, share_with_group
 
 
 class Endpoint:
-    """A context manager that binds *path* (mode 0600), and removes it at the end."""
+    """A context manager that binds *path* (mode 0660, group ``whyspan``; else 0600), and removes it at the end."""
 
     def __init__(self, path: Path) -> None:
         """Name the socket; nothing happens before the context is entered."""
@@ -42,6 +42,7 @@ class Endpoint:
                 self.listener.bind(os.fspath(self._path))
             finally:
                 os.umask(old)
+            share_with_group(self._path, SOCKET_MODE)
             self.listener.listen(4)
         except BlockingIOError as exc:
             raise WhyspanError(f"another exporter uses {self._path}") from exc

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import os
 import selectors
@@ -15,7 +16,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from whyspan import clock, selfuse
 from whyspan import log as logging_setup
 from whyspan.config import load_config
 from whyspan.errors import WhyspanError
+from whyspan.systemd import Notifier
 from whyspan.text import clean
 
 from whyspan_exporters import link, privileges
 from whyspan_exporters.endpoint import Endpoint
 from whyspan_exporters.link import Ack, CountMsg, FindingMsg, Hello, LinkError
 from whyspan_exporters.records import EXPORTER, Counts, Explained, Record, Status, finding_id
+from whyspan_exporters.reload import Reloader
+from whyspan_exporters.sharing import may_deliver
 from whyspan_exporters.sinks import Sink, open_sinks
 
 log = logging.getLogger("whyspan.exporter")
@@ -39,6 +43,7 @@ BATCH_S = 0.2
 _RETRY_S = 1.0
 _IDLE_S = 10.0  # lets sinks forget what is too old, and say that they are there
 _STATUS_EVERY_S = 1.0
+_REFUSALS_EVERY_S = 60.0  # in the log
 _RECV_BYTES = 1 << 16
 _MAX_CONNECTIONS = 8
 
@@ -55,30 +60,44 @@ class _Connection:
 class Exporter:
     """The loop. One thread; sinks are called from it."""
 
-    def __init__(self, listener: socket.socket, sinks: Mapping[str, Sink]) -> None:
-        """Serve *listener* (bound, listening); *sinks* stay the caller's to close."""
+    def __init__(
+        self,
+        listener: socket.socket,
+        sinks: Mapping[str, Sink],
+        notifier: Notifier | None = None,
+        reload: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Serve *listener* (bound, listening); *sinks* stay the caller's to close, and to replace in *reload*."""
         self._sinks = sinks
+        self._notifier, self._reload_sinks = notifier or Notifier({}), reload
         self._broken: set[str] = set()
         self._connections: set[_Connection] = set()
         self._records: list[Record] = []
         self._batch_bytes = 0
         self._flush_at_s = time.monotonic() + _IDLE_S
         self._dirty = False
-        self._next_status_s = 0.0
+        self._next_status_s = self._next_refusal_s = 0.0
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
 
-    def run(self, stop: socket.socket) -> None:
-        """Serve until *stop* becomes readable; then commit everything that has been received."""
-        self._selector.register(stop, selectors.EVENT_READ, stop)
+    def run(self, signals: socket.socket) -> None:
+        """Serve until *signals* (numbers, as bytes) brings one; SIGHUP reloads. Then commit what has been received."""
+        self._selector.register(signals, selectors.EVENT_READ, signals)
+        self._notifier.ready(self._line(""))
         while True:
             timeout_s = max(0.0, self._flush_at_s - time.monotonic())
+            if self._notifier.ping_s:
+                timeout_s = min(timeout_s, self._notifier.ping_s)
             for key, _ in self._selector.select(timeout_s):
-                if key.data is stop:
-                    self._drain()
-                    return
+                if key.data is signals:
+                    if set(signals.recv(64)) - {signal.SIGHUP}:
+                        self._notifier.stopping()
+                        self._drain()
+                        return
+                    self._reload()
+                    continue
                 if key.data is None:
                     self._accept()
                 else:
@@ -87,6 +106,22 @@ class Exporter:
                     self._flush()
             if time.monotonic() >= self._flush_at_s:
                 self._flush()
+            self._notifier.alive()
+
+    def _reload(self) -> None:
+        self._notifier.reloading()
+        self._flush()
+        if self._dirty:
+            # What a sink could not commit goes with it: collectors connect again, and send what is not acknowledged.
+            for connection in list(self._connections):
+                self._close(connection, "")
+        self._broken.clear()
+        self._reload_sinks()
+        self._flush_at_s = time.monotonic()
+        self._notifier.ready(self._line(""))
+
+    def _line(self, state: str) -> str:
+        return f"{state or 'committing'}; to {', '.join(self._sinks)}; collectors connected: {len(self._connections)}"
 
     def _drain(self) -> None:
         for connection in list(self._connections):
@@ -103,14 +138,21 @@ class Exporter:
             return
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
-        if uid not in (0, os.geteuid()) or len(self._connections) >= _MAX_CONNECTIONS:
-            log.warning("refused a connection of user %d", uid)
+        if not may_deliver(uid) or len(self._connections) >= _MAX_CONNECTIONS:
+            self._refuse(uid)
             sock.close()
             return
         sock.setblocking(False)
         connection = _Connection(sock)
         self._connections.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _refuse(self, uid: int) -> None:
+        # Any reader of the store can come here, again and again: the log is not theirs to fill.
+        now_s = time.monotonic()
+        if now_s >= self._next_refusal_s:
+            self._next_refusal_s = now_s + _REFUSALS_EVERY_S
+            log.warning("refused a connection of user %d", uid)
 
     def _read(self, connection: _Connection) -> bool:
         # Returns whether there may be more to read.
@@ -173,6 +215,7 @@ class Exporter:
             if reason:
                 reasons.append(f"{name}: {reason}")
         state = "; ".join(reasons)
+        self._notifier.status(self._line(state))
         self._dirty = bool(state)
         self._flush_at_s = time.monotonic() + (_RETRY_S if state else _IDLE_S)
         for connection in list(self._connections):
@@ -217,27 +260,34 @@ class Exporter:
             log.info("collector %s disconnected", connection.instance or "?")
 
 
+def _close_all(sinks: Mapping[str, Sink]) -> None:
+    with contextlib.ExitStack() as stack:  # one that fails keeps none open
+        for sink in sinks.values():
+            stack.callback(sink.close)
+
+
 def serve(config_path: Path | None) -> None:
-    """Run the exporter until SIGTERM or SIGINT.
+    """Run the exporter until SIGTERM or SIGINT; SIGHUP has it read its configuration again.
 
     Raises:
         WhyspanError: The configuration is wrong, another exporter runs, or a sink cannot be opened.
     """
     os.umask(0o027)
-    config = load_config(config_path)
+    notifier = Notifier()
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    config = load_config(config_path)
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(Endpoint(config.socket_path))
         sinks = open_sinks(config)
-        for sink in sinks.values():
-            stack.callback(sink.close)
+        stack.callback(_close_all, sinks)
+        reloader = Reloader(config, lambda: load_config(config_path), sinks)
         privileges.drop()
         log.info("listening on %s, sinks: %s", config.socket_path, ", ".join(sinks))
-        Exporter(endpoint.listener, sinks).run(reader)
+        Exporter(endpoint.listener, sinks, notifier, reloader.reload).run(reader)
     log.info("stopped, everything received is committed")
 
 
@@ -248,6 +298,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     logging_setup.setup(args.verbose)
+    faulthandler.enable()  # the watchdog's SIGABRT: each thread says where it is
     try:
         serve(args.config)
     except WhyspanError as exc:

@@ -21,6 +21,8 @@ struct whyspan_call {
 #define NR_WRITEV 20
 #define NR_SCHED_YIELD 24
 #define NR_SENDFILE 40
+#define NR_SOCKET 41
+#define NR_ACCEPT 43
 #define NR_SENDTO 44
 #define NR_RECVFROM 45
 #define NR_SENDMSG 46
@@ -28,10 +30,19 @@ struct whyspan_call {
 #define NR_FSYNC 74
 #define NR_FDATASYNC 75
 #define NR_RESTART_SYSCALL 219
+#define NR_OPENAT 257
+#define NR_ACCEPT4 288
+#define NR_EVENTFD2 290
+#define NR_EPOLL_CREATE1 291
+#define NR_PIPE2 293
 #define TS_COMPAT 0x0002 /* arch/x86/include/asm/thread_info.h */
 #define USER_CS 0x33	 /* arch/x86/include/asm/segment.h: __USER_CS, __USER_DS */
 #define USER_DS 0x2b
 #elif defined(__TARGET_ARCH_arm64)
+#define NR_EVENTFD2 19
+#define NR_EPOLL_CREATE1 20
+#define NR_OPENAT 56
+#define NR_PIPE2 59
 #define NR_READ 63
 #define NR_WRITE 64
 #define NR_READV 65
@@ -44,10 +55,13 @@ struct whyspan_call {
 #define NR_FDATASYNC 83
 #define NR_SCHED_YIELD 124
 #define NR_RESTART_SYSCALL 128
+#define NR_SOCKET 198
+#define NR_ACCEPT 202
 #define NR_SENDTO 206
 #define NR_RECVFROM 207
 #define NR_SENDMSG 211
 #define NR_RECVMSG 212
+#define NR_ACCEPT4 242
 #define PSTATE_MODE 0xf /* 0 = a program's. arch/arm64/include/uapi/asm/ptrace.h: PSR_MODE_MASK */
 #else
 #error "unsupported architecture"

@@ -197,6 +197,19 @@ int BPF_PROG(faults_fault_raw, struct address_space *mapping, unsigned long inde
 	return on_fault(true, mapping, index);
 }
 
+/* The function that it is in, for kernels without (6.12). */
+SEC("fentry/filemap_fault")
+int BPF_PROG(faults_fault_fentry, struct vm_fault *vmf)
+{
+	return on_fault(false, vmf->vma->vm_file->f_mapping, vmf->pgoff);
+}
+
+SEC("kprobe/filemap_fault")
+int BPF_KPROBE(faults_fault_kprobe, struct vm_fault *vmf)
+{
+	return on_fault(true, BPF_CORE_READ(vmf, vma, vm_file, f_mapping), BPF_CORE_READ(vmf, pgoff));
+}
+
 static __always_inline __u32 swapped_pages(struct task_struct *task)
 {
 	struct mm_struct *mm = BPF_CORE_READ(task, mm);

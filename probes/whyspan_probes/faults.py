@@ -20,7 +20,11 @@ PROBE = Probe(
         ),
         Hook("reads", (("faults_add_tp",), ("faults_add_raw",))),
         # "filemap: add trace events for get_pages, map_pages, and fault" (6.12)
-        Hook("mapped", (("faults_fault_tp",), ("faults_fault_raw",)), required=False),
+        Hook(
+            "mapped",
+            tuple((f"faults_fault_{how}",) for how in ("tp", "raw", "fentry", "kprobe")),
+            required=False,
+        ),
     ),
     events={
         "page_wait": {

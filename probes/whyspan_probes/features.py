@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from whyspan_probes.btf import TYPEDEF, Btf
+from whyspan_probes.btf import FUNC, TYPEDEF, Btf
 from whyspan_probes.errors import LibbpfMissingError
 from whyspan_probes.kernel_btf import OWN, KernelBtf
 
@@ -17,6 +18,10 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_IN
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
 #: Its ``type`` is what perf_event_open wants for a uprobe: "tracing/uprobes: perf_uprobe" (4.17).
 _PERF_UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
+#: The same for a kprobe: "tracing/kprobe: Add PERF_TYPE_KPROBE" (4.17).
+_PERF_KPROBE = Path("/sys/bus/event_source/devices/kprobe/type")
+#: What the functions of system calls are called, by machine; see WHYSPAN_SYSCALL in whyspan.bpf.h.
+_SYSCALL_PREFIX = {"x86_64": "__x64_sys_", "aarch64": "__arm64_sys_"}
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
@@ -68,6 +73,18 @@ def tracefs() -> str:
     return ""
 
 
+def no_tracefs() -> str:
+    """Return why `tracefs` found none."""
+    for path in _TRACEFS:
+        try:
+            (path / "events").stat()
+        except PermissionError:
+            return "tracefs cannot be read: its folder is root's (CAP_DAC_READ_SEARCH)"
+        except OSError:
+            continue
+    return "tracefs is not mounted"
+
+
 def read_features() -> Features:
     """Look at the running host."""
     try:
@@ -101,6 +118,9 @@ class HookTable:
         self.kernel = kernel or KernelBtf.find()
         self._btf: Btf | None = None
         self._error = ""
+        self._refused: dict[
+            str, str
+        ] = {}  # kinds of hooks that the kernel refused whatever the place, and why
         try:
             self._btf = Btf.of_kernel()  # of a kernel without, libbpf may still find a file under /boot
         except OSError as e:
@@ -115,8 +135,8 @@ class HookTable:
         Only what can be known without loading: a hook that exists may still be refused.
         """
         kind, _, target = section.partition("/")
-        if self._error:
-            return self._error
+        if self._error or kind in self._refused:
+            return self._error or self._refused[kind]
         if kind == "tp_btf" and not self.kernel.own:
             return "the kernel has no BTF of its own"
         if kind in {"tp_btf", "raw_tp"}:
@@ -124,8 +144,15 @@ class HookTable:
         if kind in {"tracepoint", "tp"}:
             root = tracefs()
             if not root:
-                return "tracefs is not mounted"
+                return no_tracefs()
             return "" if (Path(root) / "events" / target).is_dir() else f"no tracepoint {target}"
+        if kind in {"fentry", "fexit"}:
+            return self._missing_entry(target)
+        if kind in {"kprobe", "kretprobe", "ksyscall", "kretsyscall"}:
+            return self._missing_kprobe(kind, target)
+        if kind in {"kprobe.multi", "kretprobe.multi"}:
+            # CONFIG_FPROBE: Debian's 6.1 is without
+            return "" if self._knows("register_fprobe_ips") else "this kernel has no kprobe.multi links"
         if kind in {"uprobe.multi", "uretprobe.multi"}:
             # "bpf: Add multi uprobe link" (6.6)
             known = not self._btf or "BPF_TRACE_UPROBE_MULTI" in self._btf.enum("bpf_attach_type")
@@ -134,12 +161,36 @@ class HookTable:
             return "" if _PERF_UPROBE.exists() or tracefs() else "neither perf uprobes nor tracefs"
         return ""
 
-    def _has(self, tracepoint: str) -> bool:
-        if self._btf:
-            return bool(self._btf.find(f"btf_trace_{tracepoint}", TYPEDEF))
+    def refuse(self, section: str, why: str) -> None:
+        """Remember that the kernel refused a hook on grounds that hold for all of its kind."""
+        self._refused[section.partition("/")[0]] = why
+
+    def _missing_entry(self, function: str) -> str:
+        if not self.kernel.own:
+            return "the kernel has no BTF of its own"
+        if not self._knows("register_ftrace_direct"):
+            return "this kernel has no fentry (CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS)"
+        return "" if self._knows(function) else f"this kernel has no function {function}"
+
+    def _missing_kprobe(self, kind: str, target: str) -> str:
         root = tracefs()
-        # Without both nothing is known: the attempt tells.
-        return not root or any((group / tracepoint).is_dir() for group in (Path(root) / "events").iterdir())
+        if not _PERF_KPROBE.exists() and not (root and (Path(root) / "kprobe_events").exists()):
+            return "this kernel has no kprobes (CONFIG_KPROBE_EVENTS)"
+        prefix = _SYSCALL_PREFIX.get(platform.machine(), "") if "syscall" in kind else ""
+        return "" if self._knows(prefix + target) else f"this kernel has no function {prefix}{target}"
+
+    def _knows(self, function: str) -> bool:
+        """Whether the kernel has a function; without BTF the attempt tells."""
+        return not self._btf or bool(self._btf.find(function, FUNC))
+
+    def _has(self, tracepoint: str) -> bool:
+        if self._btf and self._btf.find(f"btf_trace_{tracepoint}", TYPEDEF):
+            return True
+        root = tracefs()
+        if not root:
+            return not self._btf  # without both nothing is known: the attempt tells
+        # That of a module (jbd2, say) is in the module's BTF.
+        return any((group / tracepoint).is_dir() for group in (Path(root) / "events").iterdir())
 
     def close(self) -> None:
         """Free the kernel's BTF (several MB)."""

@@ -60,6 +60,10 @@ class Governor:
         self.confirming = False  # the last window was over budget; the next one decides
         self._burnt: deque[float] = deque(maxlen=TARGET_WINDOWS)
 
+    def rebudget(self, budget: Budget) -> None:
+        """Enforce other limits. What is detached stays so."""
+        self._budget = budget
+
     def tick(self, now_s: float) -> bool:
         """Open or close a measuring window when due. Returns True when new figures are there."""
         if self._window is None:
@@ -109,6 +113,7 @@ class Governor:
                     ns += after[key].run_ns - self._before[key].run_ns
                     hits += after[key].runs - self._before[key].runs
             p.state.missed = sum(s.missed for (name, _), s in after.items() if name == p.probe.name)
+            p.state.missed += p.link_misses()
             p.state.hits_per_s = hits / elapsed
             p.state.ns_per_hit = ns / hits if hits else 0.0
             p.state.core_ratio = ns / 1e9 / elapsed

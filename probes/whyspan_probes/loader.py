@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from whyspan_probes import libbpf as lb
-from whyspan_probes import rodata, sampling
+from whyspan_probes import link_misses, rodata, sampling
 from whyspan_probes.btf import Btf
 from whyspan_probes.errors import PrivilegeError, ProbeError
 from whyspan_probes.features import HookTable
@@ -33,6 +33,7 @@ _UNRESOLVED = re.compile(r"failed to resolve CO-RE relocation <\w+> \[\d+\] (\w+
 _LOADERS = 4
 _MAX_FILES_SHOWN = 64
 _PERMISSION_ERRNOS = (1, 13)
+_TRAMPOLINES = frozenset({"fentry", "fexit"})
 
 
 def event_types(probe: Probe, btf: Btf, kind_base: int) -> list[EventType]:
@@ -109,6 +110,10 @@ class LoadedProbe:
     def program_fds(self) -> dict[str, int]:
         """Return the descriptors of the programs attached, by name."""
         return dict(self._programs)
+
+    def link_misses(self) -> int:
+        """Return how many runs of kprobes and kretprobes the kernel left out since they were attached."""
+        return sum(map(link_misses.read, self._links))
 
     def attach(self, config: Mapping[str, int]) -> None:
         """Load and attach. Failure is a state, not an exception.
@@ -261,6 +266,10 @@ class LoadedProbe:
             last = log.splitlines()[-1] if log else "no message"
             raise ProbeError(f"probe {self.probe.name}: cannot be loaded: {last}", log)
         hook = wanted[failed[1]]
+        section = self._sections()[failed[1]]
+        if -result in _PERMISSION_ERRNOS and section.partition("/")[0] in _TRAMPOLINES:
+            # Not what the program does: others of its kind, which may be loaded, would be refused likewise.
+            self._hooks.refuse(section, f"this kernel refuses such programs ({errno.errorcode[-result]})")
         refused[hook.name].append(f"{failed[1]}: refused at load: {_summary(log)}")
         choice[hook.name] += 1
         return False
@@ -312,9 +321,9 @@ class LoadedProbe:
         self.state.hooks = {
             h.name: HookState(used.get(h.name, []), refused[h.name]) for h in self.probe.hooks
         }
-        if not self._kernel.own:
-            for h, programs in self._chosen(choice):
-                self.state.hooks[h.name].lacks = sorted({h.lacks[p] for p in programs if p in h.lacks})
+        for h, programs in self._chosen(choice):
+            known = h.limits if self._kernel.own else {**h.limits, **h.lacks}
+            self.state.hooks[h.name].lacks = sorted({known[p] for p in programs if p in known})
         self.state.hooks |= {h.name: HookState([], self._refusals(h)) for h in self.probe.user_hooks}
         whole = all(h.name in used for h in self.probe.hooks)
         self.state.state, self.state.reason = (
@@ -369,6 +378,8 @@ class Session:
     ) -> None:
         """Attach every probe that is not disabled; one that fails does not stop the others.
 
+        *progress* is told of each as soon as it and those before it are done. What it raises ends it: then `close`.
+
         Raises:
             PrivilegeError: the kernel refuses all of them.
         """
@@ -380,10 +391,14 @@ class Session:
                     p.probe.name: pool.submit(_attach, p, (config or {}).get(p.probe.name, {}))
                     for p in wanted
                 }
-            for p in self.probes:
-                if p.probe.name in loading:
-                    loading[p.probe.name].result()
-                progress(p.state)
+                try:
+                    for p in self.probes:
+                        if p.probe.name in loading:
+                            loading[p.probe.name].result()
+                        progress(p.state)
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)  # what has not begun need not
+                    raise
         finally:
             self._hooks.close()
 

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 #: For ``Hook.lacks``: registers are found at the top of a stack of this size or not at all (arch.bpf.h).
 NO_REGISTERS = "system calls are unknown if the kernel's stacks are not 16 KiB"
+#: For ``Hook.limits``: kernel/kprobes.c, register_kretprobe, of all processes of the host together.
+BOUNDED_RETURNS = "returns are lost while more than 10 calls, or twice the CPUs, are under way in the host"
 
 
 class Cost(StrEnum):
@@ -23,15 +25,16 @@ class Hook:
     """One thing to observe, by the first alternative that attaches.
 
     Each alternative is a tuple of program names that are attached together. ``lacks`` says of a program what it
-    may not see on a kernel without BTF of its own. ``hz``: its programs, of section ``perf_event``, run so
-    many times per second on every CPU. ``walks``: its program, of section ``iter.s/task``, runs over
-    the threads of a process whenever somebody asks for it.
+    may not see on a kernel without BTF of its own, ``limits`` what it may not see on any. ``hz``: its programs, of
+    section ``perf_event``, run so many times per second on every CPU. ``walks``: its program, of section
+    ``iter.s/task``, runs over the threads of a process whenever somebody asks for it.
     """
 
     name: str
     alternatives: tuple[tuple[str, ...], ...]
     required: bool = True  # without it the probe is useless
     lacks: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
     hz: int = 0
     walks: bool = False
 

@@ -63,6 +63,7 @@ class RowBuffer:
     def __init__(self) -> None:
         self._rows: Words = np.empty((_FIRST_ROWS, _WORDS), dtype=np.uint64)
         self._used = 0
+        self._written = 0  # rows of it that have pages: what is handed over keeps them all
 
     def __len__(self) -> int:
         return self._used
@@ -74,9 +75,10 @@ class RowBuffer:
             # Pages of the new array that are never written are never made.
             grown: Words = np.empty((max(len(self._rows) * 3 // 2, end), _WORDS), dtype=np.uint64)
             grown[: self._used] = self._rows[: self._used]
-            self._rows = grown
+            self._rows, self._written = grown, 0
         self._rows[self._used : end] = rows
         self._used = end
+        self._written = max(self._written, end)
 
     def take(self) -> Events:
         """Return everything as one EVENT array, by time (equal times in the order taken), and begin anew."""
@@ -87,9 +89,13 @@ class RowBuffer:
         if (times[1:] < times[:-1]).any():
             # timsort: linear on a few sorted runs. The copy leaves the buffer to be used again.
             rows = rows.take(np.argsort(times, kind="stable"), axis=0)
+        elif 2 * self._used < self._written:
+            # A few after many that were copied: who keeps these for a minute must not keep the room of those.
+            rows = rows.copy()
         else:
             # As large as this one and a quarter: a steady flow does not outgrow it.
             self._rows = np.empty((max(_FIRST_ROWS, self._used * 5 // 4), _WORDS), dtype=np.uint64)
+            self._written = 0
         self._used = 0
         events: Events = rows.view(_RECORD).reshape(-1)["event"]
         return events
@@ -124,6 +130,12 @@ class EventRing:
             into.append(rows)
             consumed += count * RECORD_BYTES
             self._ring.consumer[0] = consumed
+
+    @property
+    def waiting_at(self) -> int | None:
+        """Where the first record lies that has not been taken, in bytes since the start; None when there is none."""
+        consumed = int(self._ring.consumer[0])
+        return consumed if consumed < int(self._ring.producer[0]) else None
 
     def close(self) -> None:
         """Unmap and close the ring."""

@@ -3,7 +3,8 @@
  * sockets: data in and out of the watched processes' sockets, and the HTTP/1.1 requests on them.
  *
  * Hooks sock_recv_length and sock_send_length (6.3+), which see every call on every socket whatever the
- * library, or else the exit of nine system calls. Connections are named by the socket's cookie, so dup,
+ * library, or else the functions that these families send and receive by (transfers.bpf.h), or else the exit
+ * of nine system calls. Connections are named by the socket's cookie, so dup,
  * descriptor passing and other acceptors are right. Reads user memory only where HTTP framing must be: heads,
  * chunk sizes. Bodies are skipped unread. Only connections that began with a request are followed. Kernels
  * without BTF get the same as raw tracepoints.
@@ -18,11 +19,11 @@
 #include "files.bpf.h"
 #include "http_follow.bpf.h"
 #include "tls.bpf.h"
+#include "transfers.bpf.h"
 
 #define AF_UNIX 1
 #define AF_INET 2
 #define AF_INET6 10
-#define MSG_PEEK 2
 
 struct sockets_cfg {
 	__u32 data; /* 1 = record every send and receive; default 1 */
@@ -147,28 +148,6 @@ static __always_inline bool describe(struct sock *sk, int bytes, bool recv, stru
 	return false;
 }
 
-SEC("tp_btf/sock_recv_length")
-int BPF_PROG(sockets_recv_tp, struct sock *sk, int ret, int flags)
-{
-	__u64 id = bpf_get_current_pid_tgid();
-	struct op op = {};
-
-	if (ret <= 0 || (flags & MSG_PEEK) || !whyspan_is_watched(id >> 32))
-		return 0;
-	return describe(sk, ret, true, &op) ? on_data(&op, id, true) : 0;
-}
-
-SEC("tp_btf/sock_send_length")
-int BPF_PROG(sockets_send_tp, struct sock *sk, int ret, int flags)
-{
-	__u64 id = bpf_get_current_pid_tgid();
-	struct op op = {};
-
-	if (ret <= 0 || !whyspan_is_watched(id >> 32))
-		return 0;
-	return describe(sk, ret, false, &op) ? on_data(&op, id, false) : 0;
-}
-
 /*
  * The name that a connection goes by. Where no program of ours makes its cookie, its address stands in;
  * should somebody else ask for the cookie meanwhile (`ss` does, of every socket), the connection keeps the
@@ -210,27 +189,64 @@ static __always_inline bool describe_untrusted(struct sock *sk, int bytes, bool 
 	return false;
 }
 
-SEC("raw_tp/sock_recv_length")
-int BPF_PROG(sockets_recv_raw, struct sock *sk, int ret, int flags)
+static __always_inline int on_recv(const bool raw, struct sock *sk, int ret, int flags)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	struct op op = {};
 
 	if (ret <= 0 || (flags & MSG_PEEK) || !whyspan_is_watched(id >> 32))
 		return 0;
-	return describe_untrusted(sk, ret, true, &op) ? on_data(&op, id, true) : 0;
+	if (raw)
+		return describe_untrusted(sk, ret, true, &op) ? on_data(&op, id, true) : 0;
+	return describe(sk, ret, true, &op) ? on_data(&op, id, true) : 0;
 }
 
-SEC("raw_tp/sock_send_length")
-int BPF_PROG(sockets_send_raw, struct sock *sk, int ret, int flags)
+static __always_inline int on_send(const bool raw, struct sock *sk, int ret, int flags)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	struct op op = {};
 
 	if (ret <= 0 || !whyspan_is_watched(id >> 32))
 		return 0;
-	return describe_untrusted(sk, ret, false, &op) ? on_data(&op, id, false) : 0;
+	if (raw)
+		return describe_untrusted(sk, ret, false, &op) ? on_data(&op, id, false) : 0;
+	return describe(sk, ret, false, &op) ? on_data(&op, id, false) : 0;
 }
+
+SEC("tp_btf/sock_recv_length")
+int BPF_PROG(sockets_recv_tp, struct sock *sk, int ret, int flags)
+{
+	return on_recv(false, sk, ret, flags);
+}
+
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(sockets_send_tp, struct sock *sk, int ret, int flags)
+{
+	return on_send(false, sk, ret, flags);
+}
+
+SEC("raw_tp/sock_recv_length")
+int BPF_PROG(sockets_recv_raw, struct sock *sk, int ret, int flags)
+{
+	return on_recv(true, sk, ret, flags);
+}
+
+SEC("raw_tp/sock_send_length")
+int BPF_PROG(sockets_send_raw, struct sock *sk, int ret, int flags)
+{
+	return on_send(true, sk, ret, flags);
+}
+
+WHYSPAN_RECEIVES(sockets, inet_recvmsg, on_recv, KIND_sock_recv)
+WHYSPAN_RECEIVES(sockets, inet6_recvmsg, on_recv, KIND_sock_recv)
+WHYSPAN_RECEIVES(sockets, unix_stream_recvmsg, on_recv, KIND_sock_recv)
+WHYSPAN_RECEIVES(sockets, unix_dgram_recvmsg, on_recv, KIND_sock_recv)
+WHYSPAN_SENDS(sockets, inet_sendmsg, on_send, KIND_sock_send)
+WHYSPAN_SENDS(sockets, inet6_sendmsg, on_send, KIND_sock_send)
+WHYSPAN_SENDS(sockets, unix_stream_sendmsg, on_send, KIND_sock_send)
+WHYSPAN_SENDS(sockets, unix_dgram_sendmsg, on_send, KIND_sock_send)
+WHYSPAN_SENDS_PAGES(sockets, inet_sendpage, on_send, KIND_sock_send)
+WHYSPAN_SENDS_PAGES(sockets, unix_stream_sendpage, on_send, KIND_sock_send)
 
 /* The socket behind a descriptor of the current task, or NULL. */
 static __always_inline struct sock *socket_of(__u32 fd)
@@ -373,6 +389,8 @@ int BPF_PROG(sockets_arrival_raw, struct sock *sk)
 {
 	return on_arrival(true, sk);
 }
+
+WHYSPAN_ON_READY(sockets_arrival, on_arrival)
 
 SEC("tp_btf/tcp_receive_reset")
 int BPF_PROG(sockets_reset_tp, struct sock *sk)

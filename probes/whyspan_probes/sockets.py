@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from whyspan_probes.probe import Cost, Hook, Probe, UserHook
+from whyspan_probes import transfers
+from whyspan_probes.probe import BOUNDED_RETURNS, Cost, Hook, Probe, UserHook
 
 _CALLS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg", "sendfile64")
 #: OpenSSL and what keeps its interface (LibreSSL, BoringSSL): a library, or linked into Python or its module _ssl.
@@ -11,6 +12,7 @@ _TLS_LIBRARY = r"/(libssl[^/]*\.so[^/]*|_ssl\.[^/]*\.so|libpython3[^/]*\.so[^/]*
 _TLS_CALLS = {"SSL_read": 0, "SSL_read_ex": 1, "SSL_write": 2, "SSL_write_ex": 3}
 _HANDSHAKE = {"SSL_do_handshake": 0}
 _NO_HEADS = "heads of requests are unread if the kernel's stacks are not 16 KiB"
+_NOT_MANY = "what recvmmsg and sendmmsg move is not seen"
 _DATA = {
     "aux": "address family: 1 unix, 2 and 10 internet",
     "key": "socket cookie, or inode of a unix socket",
@@ -35,13 +37,29 @@ PROBE = Probe(
             (
                 ("sockets_recv_tp", "sockets_send_tp"),
                 ("sockets_recv_raw", "sockets_send_raw"),
+                *transfers.exits("sockets"),
                 tuple(f"sockets_exit_{call}" for call in _CALLS),
+                # Last: a thread that waits in a receive, of any process, has one of the few returns.
+                *transfers.kprobes("sockets"),
             ),
             lacks=dict.fromkeys(
-                ("sockets_recv_raw", *(f"sockets_exit_{call}" for call in _CALLS)), _NO_HEADS
+                (
+                    "sockets_recv_raw",
+                    "sockets_return_inet_recvmsg",
+                    *(f"sockets_exit_{call}" for call in _CALLS),
+                ),
+                _NO_HEADS,
             ),
+            limits={
+                **dict.fromkeys((f"sockets_exit_{call}" for call in _CALLS), _NOT_MANY),
+                **dict.fromkeys(transfers.returns("sockets"), BOUNDED_RETURNS),
+            },
         ),
-        Hook("arrival", (("sockets_arrival_tp",), ("sockets_arrival_raw",)), required=False),
+        Hook(
+            "arrival",
+            tuple((f"sockets_arrival_{how}",) for how in ("tp", "raw", "fentry", "kprobe")),
+            required=False,
+        ),
         Hook("state", (("sockets_state_tp",), ("sockets_state_raw",)), required=False),
         Hook("reset", (("sockets_reset_tp",), ("sockets_reset_raw",)), required=False),
     ),
@@ -100,6 +118,6 @@ PROBE = Probe(
     },
     cost=Cost.PER_UNIT,
     joins="connection cookie and request number",
-    needs="sock_recv_length (6.3) or syscall tracepoints; bpf_loop (5.17); for HTTPS user return probes",
+    needs="sock_recv_length (6.3), fexit, syscall tracepoints or kprobes; bpf_loop (5.17); for HTTPS return probes",
     config={"data": "1 = record every send and receive", "http": "1 = follow HTTP requests"},
 )

@@ -2,16 +2,18 @@
 /*
  * stalls: what TCP held back of a send, holes in what was received, and messages to and from resolvers.
  *
- * Hooks sock_recv_length and sock_send_length (6.3+) for watched processes. Nearly all calls leave after two
- * loads of fields that the call itself has just touched. A send is recorded when it left a small tail that
- * only Nagle's algorithm keeps (something is in flight, and TCP_NODELAY is off): at the next receive on that
- * connection, with the time at which the tail left, which the kernel keeps (first_tx_mstamp). A receive is
- * recorded when segments came out of order since the one before. Of datagrams, those to and from port 53 on
- * connected sockets are: glibc, c-ares, Go and systemd connect theirs; musl does not, and is not seen.
- * Nothing of any message is read. Cost: 0.3 us per send or receive.
+ * Hooks sock_recv_length and sock_send_length (6.3+), or the functions of transfers.bpf.h, for watched
+ * processes. Nearly all calls leave after two loads of fields that the call itself has just touched. A send
+ * is recorded when it left a small tail that only Nagle's algorithm keeps (something is in flight, and
+ * TCP_NODELAY is off): at the next receive on that connection, with the time at which the tail left, which
+ * the kernel keeps (first_tx_mstamp). A receive is recorded when segments came out of order since the one
+ * before. Of datagrams, those to and from port 53 on connected sockets are: glibc, c-ares, Go and systemd
+ * connect theirs; musl does not, and is not seen. Nothing of any message is read. Cost: 0.3 us per send or
+ * receive.
  */
 #include "whyspan.bpf.h"
 #include "inet.bpf.h"
+#include "transfers.bpf.h"
 
 WHYSPAN_KINDS(stalls, KIND_sock_held, KIND_sock_hole, KIND_dns_message);
 
@@ -21,7 +23,6 @@ struct stalls_cfg {
 };
 const volatile struct stalls_cfg cfg = { .resolver_port = 53 };
 
-#define MSG_PEEK 2
 #define MSG_MORE 0x8000
 #define DNS_QUERY 1u
 #define DNS_ANSWER 2u
@@ -265,5 +266,10 @@ int BPF_PROG(stalls_send_raw, struct sock *sk, int ret, int flags)
 {
 	return on_send(true, sk, ret, flags);
 }
+
+WHYSPAN_RECEIVES(stalls, inet_recvmsg, on_recv, KIND_sock_held)
+WHYSPAN_RECEIVES(stalls, inet6_recvmsg, on_recv, KIND_sock_held)
+WHYSPAN_SENDS(stalls, inet_sendmsg, on_send, KIND_sock_held)
+WHYSPAN_SENDS(stalls, inet6_sendmsg, on_send, KIND_sock_held)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

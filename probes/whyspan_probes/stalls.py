@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from whyspan_probes.probe import Cost, Hook, Probe
+from whyspan_probes import transfers
+from whyspan_probes.probe import BOUNDED_RETURNS, Cost, Hook, Probe
 
 PROBE = Probe(
     name="stalls",
     title="sends held back by Nagle's algorithm, holes in streams, DNS messages",
-    hooks=(Hook("data", (("stalls_recv_tp", "stalls_send_tp"), ("stalls_recv_raw", "stalls_send_raw"))),),
+    hooks=(
+        Hook(
+            "data",
+            (
+                ("stalls_recv_tp", "stalls_send_tp"),
+                ("stalls_recv_raw", "stalls_send_raw"),
+                *transfers.internet("stalls"),
+            ),
+            limits=dict.fromkeys(transfers.returns("stalls"), BOUNDED_RETURNS),
+        ),
+    ),
     events={
         "sock_held": {
             "cookie": "connection",
@@ -35,7 +46,7 @@ PROBE = Probe(
     },
     cost=Cost.PER_UNIT,
     joins="connection cookie and receiving thread",
-    needs="sock_recv_length and sock_send_length (6.3)",
+    needs="sock_recv_length and sock_send_length (6.3), or fexit, or kprobes",
     shed=13,
     config={"resolver_port": "remote port of datagrams that are taken for DNS"},
 )

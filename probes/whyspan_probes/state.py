@@ -57,4 +57,6 @@ class ProbeState:
     ns_per_hit: float = 0.0
     core_ratio: float = 0.0  # share of one core
     drops: int = 0
-    missed: int = 0  # runs that the kernel skipped because the program was already running on that CPU
+    missed: int = (
+        0  # runs that the kernel skipped: running already on that CPU, or a return that it did not follow
+    )

@@ -347,4 +347,6 @@ int BPF_PROG(tcp_ready_raw, struct sock *sk)
 	return on_ready(true, sk);
 }
 
+WHYSPAN_ON_READY(tcp_ready, on_ready)
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

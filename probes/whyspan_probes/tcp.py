@@ -19,7 +19,11 @@ PROBE = Probe(
         Hook("again", (("tcp_again_tp",), ("tcp_again_raw",))),
         Hook("state", (("tcp_state_tp",), ("tcp_state_raw",))),
         Hook("synack", (("tcp_synack_tp",), ("tcp_synack_raw",)), required=False),
-        Hook("listen", (("tcp_ready_tp",), ("tcp_ready_raw",)), required=False),
+        Hook(
+            "listen",
+            tuple((f"tcp_ready_{how}",) for how in ("tp", "raw", "fentry", "kprobe")),
+            required=False,
+        ),
     ),
     events={
         "tcp_retransmit": {
@@ -54,7 +58,7 @@ PROBE = Probe(
     },
     cost=Cost.IDLE_FREE,
     joins="cookie or ports of the connections that the critical path waits for",
-    needs="BTF or raw tracepoints; sk_data_ready (6.3) for listen queues",
+    needs="BTF or raw tracepoints; sk_data_ready (6.3), fentry or kprobes for listen queues",
     shed=30,
     config={"per_s": "retransmits and full queues recorded per second and CPU, at most"},
 )

@@ -222,3 +222,32 @@ static __always_inline void whyspan_submit(void *event)
 	{                                                                                                    \
 		return on_switch(true, preempt, prev, BPF_CORE_READ(prev, __state));                         \
 	}
+
+/*
+ * Where "net: Add a sk_data_ready tracepoint" (6.3) is missing: the function that it is in, which sockets
+ * have for their sk_data_ready unless a user of the kernel's puts another there.
+ */
+#define WHYSPAN_ON_READY(name, on_ready)                                                                     \
+	SEC("fentry/sock_def_readable")                                                                      \
+	int BPF_PROG(name##_fentry, struct sock *sk)                                                         \
+	{                                                                                                    \
+		return on_ready(false, sk);                                                                  \
+	}                                                                                                    \
+	SEC("kprobe/sock_def_readable")                                                                      \
+	int BPF_KPROBE(name##_kprobe, struct sock *sk)                                                       \
+	{                                                                                                    \
+		return on_ready(true, sk);                                                                   \
+	}
+
+/*
+ * The function of a system call is named by architecture, and has the program's registers for its argument:
+ * the "syscall wrapper", of x86-64 since 4.17, of arm64 since 4.19. libbpf knows it as ksyscall/NAME.
+ */
+#if defined(__TARGET_ARCH_x86)
+#define WHYSPAN_SYSCALL "__x64_sys_"
+#define WHYSPAN_ARGUMENT1(regs) ((regs)->di)
+#else
+#define WHYSPAN_SYSCALL "__arm64_sys_"
+#define WHYSPAN_ARGUMENT1(regs) ((regs)->orig_x0) /* regs[0] is the result by the time of the exit */
+#endif
+#define WHYSPAN_KSYSCALL_ARGUMENT1(ctx) PT_REGS_PARM1_CORE_SYSCALL((struct pt_regs *)PT_REGS_PARM1(ctx))

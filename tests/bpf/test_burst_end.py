@@ -113,7 +113,9 @@ def test_after_its_deadline_a_program_does_nothing(work: Work) -> None:
 
 def test_a_slow_request_triggers_one(work: Work, tmp_path: Path) -> None:
     settings = config.Burst(on_breach=("malloc",), seconds=1)
-    bursts = Bursts(settings, tmp_path)
+    folder = tmp_path / "collector"
+    folder.mkdir()
+    bursts = Bursts(settings, folder)
     finding = build_finding(cause="lock.malloc", tgid=work.tgid)
     bursts.consider(finding, {work.tgid}, time.monotonic())
     bursts.tend(time.monotonic())
@@ -132,7 +134,7 @@ def test_a_slow_request_triggers_one(work: Work, tmp_path: Path) -> None:
     rows = {(r["thread"], r["size_class"]): r for r in state["malloc"]}
     assert rows["aN", "128"]["calls"] == 2 * 211  # threads of a pool are one row
     assert rows["aN", "128"]["service"] == "chat"
-    assert [p.name for p in files.folder(tmp_path).iterdir()] == [Path(state["last"]["file"]).name]
+    assert [p.name for p in files.folder(folder).iterdir()] == [Path(state["last"]["file"]).name]
     shown = CliRunner().invoke(
         cli.group,
         ["burst", "last"],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from whyspan import heads
+from whyspan_probes.loader import program_sections
 from whyspan_probes.registry import Found
 from whyspan_probes.schema import Events
 
@@ -39,9 +40,16 @@ def chunked(*chunks: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in (*chunks, b""))
 
 
+def alternative(found: Found, kind: str) -> int:
+    """The number of the alternative of `data` whose programs' sections begin so."""
+    sections = program_sections(found.object_path)
+    hook = next(h for h in found.probe.hooks if h.name == "data")
+    return next(i for i, a in enumerate(hook.alternatives) if sections[a[0]].startswith(kind))
+
+
 @pytest.fixture(scope="module", params=list(ALTERNATIVES))
 def watcher(request: pytest.FixtureRequest, probes: dict[str, Found]) -> Iterator[Watcher]:
-    number = list(ALTERNATIVES).index(request.param)
+    number = alternative(probes["sockets"], ALTERNATIVES[request.param])
     w = Watcher([preferring(probes["sockets"], "data", number)])
     used = w.states["sockets"].hooks["data"].used
     assert all(s.startswith(ALTERNATIVES[request.param]) for s in used)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-DEADLINE_S = 20.0
+#: How many times slower than a host this machine is: above 1 in guests under QEMU's translation.
+SLOW = float(os.environ.get("WHYSPAN_SLOW") or 1)
+#: Where a test gives up.
+DEADLINE_S = 20.0 * SLOW
 
 
 def until(condition: Callable[[], T], what: str, timeout_s: float = DEADLINE_S, every_s: float = 0.005) -> T:

@@ -14,6 +14,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from tests.bpf.waiting import SLOW
+
 Work = Generator[Any, Any, None]
 
 SYS_FUTEX, SYS_USERFAULTFD = 202, 323  # x86-64
@@ -46,7 +48,7 @@ def wait_blocked(tid: int, nr: int, first: int | None = None) -> None:
 def sleeps(count: str, ms: str = "2") -> Work:
     yield {}
     for _ in range(int(count)):
-        time.sleep(float(ms) / 1000)
+        time.sleep(float(ms) / 1000 * SLOW)  # one that ends before the thread left the CPU is no block
     yield {}
 
 

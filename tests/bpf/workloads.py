@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from tests.bpf import (
+    work_calls,
     work_descriptors,
     work_io,
     work_locks,
@@ -51,6 +52,9 @@ WORKLOADS: dict[str, Callable[..., Work]] = {
         work_locks.mutex_waits,
         work_locks.malloc_waits,
         work_descriptors.out_of_descriptors,
+        work_calls.socket_calls,
+        work_calls.refusals,
+        work_calls.waiting_reads,
         work_memory.fills_cache,
         work_memory.touches,
         work_net.connects,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -127,3 +128,12 @@ def cpu_ns(tgid: int) -> int:
         except (OSError, IndexError):
             continue
     return total
+
+
+async def until(done: Callable[[], bool], cap_s: float, what: str, every_s: float = 0.1) -> None:
+    """Wait until *done*; raise DemoError, with *what* was waited for, after *cap_s* seconds."""
+    end = time.monotonic() + cap_s
+    while not done():
+        if time.monotonic() > end:
+            raise DemoError(f"not in {cap_s:.0f} s: {what}")
+        await asyncio.sleep(every_s)

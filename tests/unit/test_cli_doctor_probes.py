@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 from whyspan import cli
-from whyspan.cli import doctor
+from whyspan.doctor import attach, kernel, privileges
+from whyspan.doctor import report as report_module
+from whyspan.doctor.check import State
 from whyspan_exporters.records import Status
 from whyspan_exporters.store import Store
-from whyspan_probes import features, libbpf
+from whyspan_probes import libbpf
 from whyspan_probes.errors import LibbpfMissingError, PrivilegeError
 from whyspan_probes.features import Features
-from whyspan_probes.kernel_btf import KernelBtf
 from whyspan_probes.registry import discover
 from whyspan_probes.state import HEALTHY, FileState
+
+from tests.unit.doctor import facts
 
 Run = Callable[..., "tuple[int, str, str]"]
 
@@ -48,41 +51,52 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture
 def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host look like one without capabilities; loading anything fails the test."""
-    monkeypatch.setattr(features, "read_features", lambda: FINE._replace(capabilities=frozenset()))
+    monkeypatch.setattr(report_module, "read_features", lambda: FINE._replace(capabilities=frozenset()))
+    nothing = privileges.Rights(0, frozenset(), False, 0)
+    monkeypatch.setattr(privileges, "_rights", lambda *_: nothing)
     monkeypatch.setattr("whyspan_probes.loader.Session", lambda *_, **__: pytest.fail("tried to load"))
+
+
+def _checks(report: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {c["id"]: c for c in report["checks"]}
 
 
 def test_doctor_without_privilege(run: Run, unprivileged: None) -> None:
     status, out, err = run("doctor", "--json")
     report = json.loads(out)
-    assert (status, err, report["healthy"]) == (1, "", False)
-    assert set(report) == {"healthy", "checks", "probes", "engines"}
-    checks = {c["check"]: c for c in report["checks"]}
-    assert list(checks) == ["kernel", "BTF", "lockdown", "tracefs", "process ids", "capabilities", "libbpf"]
-    assert all(set(c) == {"check", "ok", "found", "remedy"} for c in report["checks"])
-    assert checks["capabilities"] == {
-        "check": "capabilities",
-        "ok": False,
-        "found": "none",
+    assert (status, err, report["healthy"], report["state"]) == (4, "", False, "failed")
+    assert report["exit_status"] == 4
+    checks = _checks(report)
+    assert checks["privilege.load"] == {
+        "id": "privilege.load",
+        "title": "may load probes",
+        "state": "failed",
+        "found": "neither CAP_BPF nor CAP_PERFMON",
+        "lacks": "no program loads",
         "remedy": "run as root, or grant CAP_BPF and CAP_PERFMON",
     }
-    assert [n for n, c in checks.items() if not c["ok"]] == ["capabilities"]
+    assert [i for i, c in checks.items() if c["state"] == "failed"] == ["privilege.load"]
     assert [p["name"] for p in report["probes"]] == NAMES
     assert {p["state"] for p in report["probes"]} == {"unknown"}
     for p in report["probes"]:
         assert "no privilege to load programs" in p["reason"] or "not built" in p["reason"]
+        assert checks[f"probe.{p['name']}"]["state"] == "unknown"
 
 
 def test_doctor_in_words(run: Run, unprivileged: None) -> None:
     status, out, _ = run("doctor")
-    assert status == 1
-    (line,) = (ln for ln in out.splitlines() if ln.startswith("capabilities"))
-    assert line.split()[:3] == ["capabilities", "NO", "none"]
-    assert "grant CAP_BPF and CAP_PERFMON" in line
-    (line,) = (ln for ln in out.splitlines() if ln.startswith("kernel"))
-    assert line.split() == ["kernel", "ok", "6.12.0"]  # what is fine has nothing to do
+    assert status == 4
+    lines = [ln.split() for ln in out.splitlines()]
+    at = next(i for i, words in enumerate(lines) if words[:1] == ["NO"])
+    assert [" ".join(words) for words in lines[at : at + 3]] == [
+        "NO may load probes neither CAP_BPF nor CAP_PERFMON",
+        "lost: no program loads",
+        "do: run as root, or grant CAP_BPF and CAP_PERFMON",
+    ]
+    assert ["ok", "kernel", "6.12.0"] in lines  # what is fine has nothing to do
     for name in NAMES:
         assert any(ln.startswith(f"{name} ") and "no privilege" in ln for ln in out.splitlines())
+    assert out.splitlines()[-1] == "whyspan does not work here: see NO above."
 
 
 def test_doctor_names_every_lack_with_its_remedy(
@@ -91,25 +105,27 @@ def test_doctor_names_every_lack_with_its_remedy(
     def missing() -> Any:
         raise LibbpfMissingError("no libbpf >= 1.3: set WHYSPAN_LIBBPF")
 
-    monkeypatch.setattr(features, "read_features", lambda: BARE)
+    monkeypatch.setattr(report_module, "read_features", lambda: BARE)
     monkeypatch.setattr(libbpf, "libbpf", missing)
-    monkeypatch.setattr(doctor, "_try_probes", lambda *_, **__: [])
-    report = json.loads(run("doctor", "--json")[1])
-    assert not any(c["ok"] for c in report["checks"])
-    assert all(c["remedy"] for c in report["checks"])
-    assert report["checks"][-1]["remedy"] == "no libbpf >= 1.3: set WHYSPAN_LIBBPF"
+    monkeypatch.setattr(attach, "states", lambda *_, **__: [])
+    checks = _checks(json.loads(run("doctor", "--json")[1]))
+    failed = [i for i, c in checks.items() if c["state"] == "failed"]
+    assert {"kernel.version", "kernel.lockdown", "privilege.pid_namespace", "install.libbpf"} <= set(failed)
+    assert checks["kernel.tracefs"]["state"] == "limited"
+    assert checks["install.libbpf"]["found"] == "no libbpf >= 1.3: set WHYSPAN_LIBBPF"
+    assert all(c["remedy"] and c["lacks"] for c in checks.values() if c["state"] in ("failed", "limited"))
 
 
 @pytest.mark.parametrize(
-    ("kernel", "ok"), [("5.16.9", False), ("5.17.0-rc1", True), ("6.1.0", True), ("x", False)]
+    ("release", "ok"), [("5.16.9", False), ("5.17.0-rc1", True), ("6.1.0", True), ("x", False)]
 )
-def test_doctor_knows_the_oldest_kernel(kernel: str, ok: bool) -> None:
-    (check,) = (c for c in doctor._checks(FINE._replace(kernel=kernel), KernelBtf(True)) if c[0] == "kernel")
-    assert check[1] is ok
+def test_doctor_knows_the_oldest_kernel(release: str, ok: bool) -> None:
+    found = facts.KERNEL._replace(features=FINE._replace(kernel=release))
+    assert (kernel.checks(found)[0].state is State.OK) is ok
 
 
 def test_doctor_no_attach_only_looks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "read_features", lambda: FINE)
+    monkeypatch.setattr(report_module, "read_features", lambda: FINE)
     monkeypatch.setattr("whyspan_probes.loader.Session", lambda *_, **__: pytest.fail("tried to load"))
     report = json.loads(run("doctor", "--no-attach", "--json")[1])
     assert {p["reason"] for p in report["probes"] if "not built" not in p["reason"]} <= {"not tried"}
@@ -122,11 +138,11 @@ def test_doctor_when_the_kernel_refuses(run: Run, monkeypatch: pytest.MonkeyPatc
     def refuse(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(features, "read_features", lambda: FINE)
+    monkeypatch.setattr(report_module, "read_features", lambda: FINE)
     monkeypatch.setattr("whyspan_probes.loader.Session", refuse)
     status, out, err = run("doctor", "--json")
     report = json.loads(out)
-    assert (status, err) == (1, "")
+    assert (status, err) == (4, "")  # no programs, no paths
     assert all("refused" in p["reason"] or "not built" in p["reason"] for p in report["probes"])
 
 
@@ -170,8 +186,11 @@ def test_doctor_really_attaches(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     states = {p["name"]: p["state"] for p in report["probes"]}
     assert list(states) == NAMES
     assert states["sched"] in ("attached", "partial")
-    healthy = all(c["ok"] for c in report["checks"]) and set(states.values()) <= HEALTHY
-    assert (status, report["healthy"]) == (0 if healthy else 1, healthy)
+    found = {c["state"] for c in [*report["checks"], *(c for e in report["engines"] for c in e["checks"])]}
+    assert status == (4 if "failed" in found else 3 if found & {"limited", "unknown"} else 0)
+    assert report["healthy"] is (status == 0)
+    checks = _checks(report)
+    assert all(s in HEALTHY for name, s in states.items() if checks[f"probe.{name}"]["state"] == "ok")
     for p in report["probes"]:
         if p["state"] == "attached":
             kernel = [h.name for f in discover() if f.probe.name == p["name"] for h in f.probe.hooks]
@@ -184,7 +203,7 @@ def test_doctor_really_attaches(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         for fd in os.listdir("/proc/self/fd")
         if fd.isdigit() and os.path.islink(f"/proc/self/fd/{fd}")
     ]
-    assert not [link for link in held if "bpf" in link]
+    assert not [link for link in held if link.startswith("anon_inode:") and "bpf" in link]
 
 
 def test_probes_without_a_store(run: Run) -> None:

@@ -154,3 +154,14 @@ def test_a_full_disk_is_told_to_the_collector(
     stats = client.stats()
     assert (stats.offered, stats.acked + stats.dropped) == (51, 51)
     assert query(tmp_path, "SELECT count(*) FROM findings") == [(stats.acked,)]
+
+
+def test_another_bound_holds_from_the_next_finding_on(tmp_path: Path, make_finding: MakeFinding) -> None:
+    client = Client(socket_path(tmp_path), capacity=20)
+    assert all(client.offer(make_finding(n)) for n in range(20))
+    client.resize(5)
+    assert client.offer(make_finding(20)) is False
+    assert client.stats().pending == 5
+    client.resize(30)
+    assert all(client.offer(make_finding(n)) for n in range(25))
+    client.close(0.0)

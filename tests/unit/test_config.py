@@ -94,14 +94,20 @@ def test_service_objectives_inherit(tmp_path: Path) -> None:
     assert slo.objectives("other") == Objectives(ttft_ms=500, e2e_ms=9000)
 
 
-def test_derived_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derived_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = load_config(None, {"run": {"state_dir": "/x"}})
     assert (str(config.store_path), str(config.socket_path)) == ("/x/whyspan.db", "/x/exporter.sock")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert str(Config().state_dir) == "/var/lib/whyspan"
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("HOME", "/home/u")
+    monkeypatch.setattr("whyspan.config.SYSTEM_STATE", tmp_path / "none")
     assert str(Config().state_dir) == "/home/u/.local/state/whyspan"
+    monkeypatch.setattr(
+        "whyspan.config.SYSTEM_STATE", tmp_path
+    )  # the services and their group can read there
+    assert Config().state_dir == tmp_path
+    assert Config().collector_dir == tmp_path / "collector"
     with pytest.raises(ConfigError, match="longer than 107 bytes"):
         _ = load_config(None, {"run": {"state_dir": "/" + "x" * 120}}).socket_path
 

@@ -373,3 +373,21 @@ def test_the_agent_never_watches_itself() -> None:
     watched._own = 0
     watched.scan([os.getpid()])
     assert set(watched.found) == {os.getpid()}
+
+
+def test_other_targets(host: Host) -> None:
+    for tgid, comm in ((10, "a"), (20, "b"), (30, "c")):
+        host[tgid] = process(tgid, f"/bin/{comm}", comm=comm)
+    host[31] = process(31, "/bin/x", ppid=30, comm="x")
+    d = scanner(Target(comm="a", service="one"), Target(comm="b", service="two"), auto=False)
+    assert [f.tgid for f in d.scan(host)[0]] == [10, 20]
+    targets = Targets(
+        auto=False, match=(Target(comm="a", service="one"), Target(comm="c"), Target(comm="b", service="2"))
+    )
+    new, gone = d.retarget(targets, host)
+    # The first stays as it was; the second has another name; the third is new, and its child with it.
+    assert [(f.tgid, f.service) for f in new] == [(20, "2"), (30, "c"), (31, "c")]
+    assert gone == []
+    new, gone = d.retarget(Targets(auto=False, match=(Target(comm="a", service="one"),)), host)
+    assert (new, gone) == ([], [20, 30, 31])
+    assert sorted(d.found) == [10]

@@ -101,3 +101,14 @@ def test_more_than_a_core_is_no_limit_for_a_batch() -> None:
         assert budget.allows()
         t.cpu += 1.0
         budget.spent()
+
+
+def test_another_ratio_begins_anew() -> None:
+    t = Clocks()
+    budget = t.budget(0.25)
+    while budget.allows():
+        t.cpu += 1.0
+        budget.spent()
+        budget.begin()
+    budget.reconfigure(0.5)
+    assert budget.allows()

@@ -24,6 +24,9 @@ class FakeProbe:
         self.fd, self.core, self.hits = fd, core, hits
         self.attached = True
 
+    def link_misses(self) -> int:
+        return 0
+
     def program_fds(self) -> dict[str, int]:
         return {f"{self.probe.name}_program": self.fd} if self.attached else {}
 

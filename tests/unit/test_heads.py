@@ -304,3 +304,11 @@ def test_of_a_user_agent_only_a_known_product_is_kept() -> None:
     assert told.startswith("client-")
     assert "alice" not in told
     assert told == agent(b"alice/s3cret") != agent(b"bob/s3cret")
+
+
+def test_other_headers_from_now_on() -> None:
+    a = HeadAssembler(["x-a"])
+    text = b"GET / HTTP/1.1\r\nX-A: 1\r\nX-B: 2\r\n\r\n"
+    assert [h.headers for h in read(text, assembler=a)] == [{"x-a": "1"}]
+    a.allow(["X-B"])
+    assert [h.headers for h in read(text, assembler=a)] == [{"x-b": "2"}]

@@ -115,20 +115,20 @@ def test_doctor_says_which_is_used(
 
     def btf_check(own: bool, *options: str) -> dict[str, object]:
         found = features.read_features()._replace(btf=own)
-        monkeypatch.setattr("whyspan_probes.features.read_features", lambda: found)
+        monkeypatch.setattr("whyspan.doctor.report.read_features", lambda: found)
         with pytest.raises(SystemExit):
             cli.main(["doctor", "--no-attach", "--json", *options])
-        checks = {c["check"]: c for c in json.loads(capsys.readouterr().out)["checks"]}
-        return {k: checks["BTF"][k] for k in ("ok", "found")}
+        checks = {c["id"]: c for c in json.loads(capsys.readouterr().out)["checks"]}
+        return {k: checks["kernel.btf"][k] for k in ("state", "found")}
 
     own = "/sys/kernel/btf/vmlinux"
-    assert btf_check(True) == {"ok": True, "found": own}
-    assert btf_check(True, "--btf", str(write)) == {"ok": True, "found": f"{write} (instead of {own})"}
+    assert btf_check(True) == {"state": "ok", "found": own}
+    assert btf_check(True, "--btf", str(write)) == {"state": "ok", "found": f"{write} (instead of {own})"}
     assert btf_check(False, "--btf", str(write)) == {
-        "ok": True,
+        "state": "limited",
         "found": f"{write} (the kernel has none of its own)",
     }
-    assert btf_check(False) == {"ok": False, "found": "none"}
+    assert btf_check(False) == {"state": "failed", "found": "none"}
 
 
 def test_without_its_own_the_typed_hooks_are_known_to_be_missing(

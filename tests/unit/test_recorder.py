@@ -137,3 +137,16 @@ def test_both_bounds_always_hold_and_every_event_is_kept_aged_or_counted(
         assert ts == everything[len(everything) - len(ts) :]  # a suffix: no hole
     in_window = sum(t >= round(now * S) - window_s * S for t in everything)
     assert len(ts if steps else []) + r.evicted_events >= in_window
+
+
+def test_another_size_holds_from_the_next_batch_on() -> None:
+    r = Recorder(100 * S, 1 << 20)
+    for n in range(1, 6):
+        r.add(batch(n, n - 0.5))
+    r.resize(2 * S, 1 << 20)
+    assert r.oldest_ns() == S // 2
+    r.add(batch(6, 5.5))
+    assert r.oldest_ns() == 9 * S // 2
+    r.resize(2 * S, KEPT_BYTES)
+    r.add(batch(6.1, 6.05))
+    assert times(r, 0, 9) == [[6.05]]

@@ -401,3 +401,14 @@ def test_a_number_used_again_by_another_process_is_not_taken_for_the_dead_one() 
     feed(t, *Wire().exit(50).batches(90))
     w = Wire().ask(5000).done(5001).ask(5002, cookie=3).state(5003, TCP_FIN_WAIT1, cookie=3)
     assert [r.outcome for r in feed(t, *w.batches(9000, facts=False))] == ["ok", "reset"]
+
+
+def test_requests_of_a_process_that_is_no_longer_watched_are_forgotten() -> None:
+    t = table()
+    w = Wire().ask(10, cookie=1).ask(11, cookie=2, tgid=OTHER)
+    assert feed(t, *w.batches(50)) == []
+    t.drop([OTHER])
+    assert [r.cookie for r in t.open_requests()] == [1]
+    assert t.forgotten == 1
+    t.drop([OTHER])
+    assert t.forgotten == 1

@@ -98,13 +98,13 @@ def last_command(*, config_path: Path | None, top: int, as_json: bool) -> None:
     from whyspan.burst.errors import BurstError
     from whyspan.config import load_config
 
-    state_dir = load_config(config_path).state_dir
-    for path in files.stored(state_dir):
+    folder = load_config(config_path).collector_dir
+    for path in files.stored(folder):
         report = files.read(path)
         if report is not None:
             _print(report, top, as_json)
             return
-    raise BurstError(f"there is no burst in {files.folder(state_dir)}; see [burst] on_breach")
+    raise BurstError(f"there is no burst in {files.folder(folder)}; see [burst] on_breach")
 
 
 def _run(

@@ -56,7 +56,7 @@ def command(
     from whyspan.views import flame
 
     with open_reader(config_path, store_path) as reader:
-        findings = _findings(reader, name, service, cause, since, limit)
+        findings = _findings(reader, name, service=service, cause=cause, since=since, limit=limit)
     kind = flame.BLOCKED if blocked else flame.RUNNING
     view = flame.flame(findings, cause=cause, kind=kind)
     if not view.stacks:
@@ -77,7 +77,9 @@ def command(
         raise WhyspanError(f"cannot write {speedscope}: {exc.strerror}") from exc
 
 
-def _findings(reader: Reader, name: str, service: str, cause: str, since: str, limit: int) -> list[Finding]:
+def _findings(
+    reader: Reader, name: str, *, service: str, cause: str, since: str, limit: int
+) -> list[Finding]:
     from whyspan.clock import now_unix_ns
 
     if name:

@@ -77,8 +77,7 @@ class EngineTable:
 
     def __init__(self, window_ns: int = 60_000_000_000, templates: frozenset[str] = frozenset()) -> None:
         """*templates*: the tags of prompt templates that may be told apart; any other is ``other``."""
-        self._window_ns = window_ns
-        self._templates = templates
+        self.reconfigure(window_ns, templates)
         self._cores: OrderedDict[int, _Core] = OrderedDict()
         self._instances: Lru[int, Instance] = Lru(MAX_INSTANCES)
         self._fronts: Lru[tuple[int, str], _Front] = Lru(MAX_JOBS)
@@ -100,6 +99,10 @@ class EngineTable:
         self.counts: Counter[str] = Counter()
 
     # -- in ---------------------------------------------------------------------------------------------------
+
+    def reconfigure(self, window_ns: int, templates: frozenset[str]) -> None:
+        """Go by these from now on; see the constructor."""
+        self._window_ns, self._templates = window_ns, templates
 
     def feed(self, marks: Iterable[Mark], facts: Facts, now_ns: int) -> None:
         """Take in marks, in order of time.

@@ -11,13 +11,12 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from whyspan import clock, config
+from whyspan import clock, config, own
 from whyspan.burst import files
 from whyspan.burst.report import Report
 from whyspan.burst.worker import DONE, TOO_DEAR
@@ -26,7 +25,7 @@ from whyspan.text import clean
 
 log = logging.getLogger("whyspan.collector")
 
-COMMAND: Final = (sys.executable, "-m", "whyspan.burst.worker")
+COMMAND: Final = tuple(own.command("whyspan.burst.worker"))
 #: Rows by thread name and size in the state: each is some time series.
 MAX_ROWS: Final = 32
 OTHER: Final = "other"
@@ -34,7 +33,7 @@ OTHER: Final = "other"
 SHOWN_S: Final = 900.0
 #: It looks, loads, measures, names symbols (30 s at most); one that takes longer than this beyond its time hangs.
 _GRACE_S: Final = 60.0
-_STOP_S: Final = 5.0
+_STOP_S: Final = 1.5
 _NUMBERS: Final = re.compile(r"\d+")
 
 
@@ -69,6 +68,10 @@ class Bursts:
     def tgid(self) -> int:
         """Its process, 0 when there is none."""
         return self._running.process.pid if self._running else 0
+
+    def reconfigure(self, settings: config.Burst) -> None:
+        """Go by other settings, from the next slow request on."""
+        self._settings = settings
 
     def consider(self, finding: Finding, watched: Collection[int], now_s: float) -> None:
         """Start one, if the finding asks for it and enough time has passed. *now_s* is CLOCK_MONOTONIC."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
+import faulthandler
+import gc
 import logging
 import os
 import platform
@@ -25,25 +26,27 @@ from whyspan_probes.errors import ProbeFrameworkError
 from whyspan_probes.governor import Budget, Governor
 from whyspan_probes.loader import KINDS_PER_PROBE
 from whyspan_probes.registry import discover
-from whyspan_probes.state import HEALTHY
+from whyspan_probes.state import HEALTHY, ProbeState
 
 from whyspan import __version__, clock, pressure, selfuse
 from whyspan.baseline import Baseline
 from whyspan.causes.engine_frozen import frozen_since
-from whyspan.config import Config, load_config
+from whyspan.config import SUPERVISOR_ENV, Config, load_config
 from whyspan.discovery import Discovery
 from whyspan.engine import Engine
 from whyspan.engines.status import Totals, status
 from whyspan.errors import ConfigError, WhyspanError
 from whyspan.log import setup
 from whyspan.model import Finding
-from whyspan.pipeline import observed
+from whyspan.pipeline import observed, reload
+from whyspan.pipeline.baselines import load_baseline, save_baseline
 from whyspan.pipeline.bursts import Bursts
 from whyspan.pipeline.explain_budget import ExplainBudget
 from whyspan.pipeline.feeds import Feeds
 from whyspan.pipeline.settings import engine_settings, kernel_btf
 from whyspan.pipeline.source import LiveSource
 from whyspan.recording import Header, Writer
+from whyspan.systemd import Notifier
 
 log = logging.getLogger("whyspan.collector")
 
@@ -52,6 +55,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _STATUS_EVERY_S = 2.0
 _MAX_SERVICES = 50
 _BASELINE_EVERY_S = 60.0
+#: What the service manager is asked for whenever another probe has been attached.
+START_S = 60.0
+#: A stop is to be over in 5 s: what has not been delivered then is dropped, and the log says how much.
+_CLOSE_S, _DELIVER_S = 4.0, 0.5
 
 
 def header_of(config: Config, instance: str, baseline: Baseline) -> Header:
@@ -66,57 +73,50 @@ def header_of(config: Config, instance: str, baseline: Baseline) -> Header:
     )
 
 
-def load_baseline(path: Path) -> Baseline:
-    """Read the baseline of an earlier run; an empty one, with a line in the log, when it cannot be read."""
-    try:
-        return Baseline.from_dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return Baseline()
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        log.warning("baseline %s cannot be read, learning anew: %s", path, e)
-        return Baseline()
-
-
-def save_baseline(path: Path, baseline: Baseline) -> None:
-    """Write the baseline so that a crash leaves the old one or the new one. Failure is logged."""
-    try:
-        # One name: a full disk must not collect leftovers.
-        temporary = path.with_name(f".{path.name}")
-        temporary.touch(mode=0o600)
-        temporary.write_text(json.dumps(baseline.to_dict()))
-        temporary.replace(path)
-    except OSError as e:
-        log.warning("baseline is not saved: %s", e.strerror)
+class Stopped(Exception):
+    """It is to end before all probes are attached: on a busy host that takes longer than one waits for an end."""
 
 
 class Collector:
     """One run. ``run`` returns when ``stop`` is called, with everything handed over."""
 
-    def __init__(self, config: Config, on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        on_ready: Callable[[], None] = lambda: None,
+        load: Callable[[], Config] = load_config,
+        notifier: Notifier | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """*load* reads the configuration again, for a reload; *notifier* leads to the service manager.
+
+        Raises `Stopped` once *stopped* says so while the probes are being attached.
+        """
         self._config = config
-        self._stopping = False
-        self._on_ready = on_ready
-        make_dir(config.state_dir)
-        self._baseline_path = config.state_dir / "baseline.json"
+        self._stopping = self._reload_wanted = False
+        self._on_ready, self._load = on_ready, load
+        self._notifier = notifier or Notifier({})
+        self._stopped = stopped
+        self._notifier.extend(START_S, "attaching the probes")
+        try:
+            make_dir(config.state_dir)
+            make_dir(config.collector_dir)
+        except OSError as e:
+            raise ConfigError(f"run.state_dir: cannot make {config.collector_dir}: {e.strerror}") from e
+        self._baseline_path = config.collector_dir / "baseline.json"
         self._baseline = load_baseline(self._baseline_path)
         c = config.collector
         self._source = LiveSource(
             discover(),
-            Discovery(config.targets, supervisor=os.getppid()),
+            Discovery(config.targets, supervisor=supervisor()),
             ring_bytes=c.ring_bytes,
             header_allow=c.header_allow,
             disabled=c.disable_probes,
             kernel=kernel_btf(c.btf),
-            progress=lambda s: log.log(
-                logging.INFO if s.state in HEALTHY else logging.WARNING,
-                "probe %s: %s%s",
-                s.name,
-                s.state,
-                f" ({s.reason})" if s.reason else "",
-            ),
+            progress=self._attached,
         )
         self._feeds = Feeds(config.feeds)
-        self._bursts = Bursts(config.burst, config.state_dir, c.btf)
+        self._bursts = Bursts(config.burst, config.collector_dir, c.btf)
         self._client = Client(config.socket_path, capacity=c.queue_findings)
         self._budget = ExplainBudget(c.explain_core_ratio)
         self._engine = Engine(
@@ -149,21 +149,40 @@ class Collector:
         except OSError as e:
             raise ConfigError(f"collector.record: cannot write {path}: {e.strerror}") from e
 
+    def _attached(self, state: ProbeState) -> None:
+        level = logging.INFO if state.state in HEALTHY else logging.WARNING
+        why = f" ({state.reason})" if state.reason else ""
+        log.log(level, "probe %s: %s%s", state.name, state.state, why)
+        self._notifier.extend(START_S, f"attaching the probes: {state.name}")
+        if self._stopped():
+            raise Stopped
+
     def stop(self, *_: object) -> None:
         """Ask the run to end; safe in a signal handler."""
         self._stopping = True
         self._source.interrupt()
 
-    def run(self) -> None:
-        """Drain, explain, hand over, until stopped."""
-        interval_s = self._config.collector.drain_interval_ms / 1000
+    def request_reload(self) -> None:
+        """Ask for the configuration to be read again, at the next drain; safe in a signal handler."""
+        self._reload_wanted = True
+
+    def run(self) -> Config | None:
+        """Drain, explain, hand over. Returns None when stopped, else the configuration to begin anew with."""
         self._on_ready()
+        self._notifier.ready(self._line())
+        again: Config | None = None
         next_status_s = next_baseline_s = 0.0
         try:
             while not self._stopping:
                 behind = self._engine.waiting_count() > 0 and self._budget.has_left()
-                self._source.wait(0.0 if behind else interval_s)
+                self._source.wait(0.0 if behind else self._config.collector.drain_interval_ms / 1000)
                 self._step()
+                self._show_progress()
+                if self._reload_wanted:
+                    self._reload_wanted = False
+                    again = self._reload()
+                    if again is not None:
+                        break
                 now_s = time.monotonic()
                 fresh = self._governor.tick(now_s)
                 if fresh:
@@ -171,25 +190,72 @@ class Collector:
                 if fresh or now_s >= next_status_s:
                     next_status_s = now_s + _STATUS_EVERY_S
                     self._client.status(self._status())
+                    self._notifier.status(self._line())
                 if now_s >= next_baseline_s:
                     if next_baseline_s:
                         save_baseline(self._baseline_path, self._engine.baseline)
                     next_baseline_s = now_s + _BASELINE_EVERY_S
+            if again is None:
+                self._notifier.stopping()
             self._step()
             self._budget.begin()
             self._offer(self._engine.flush(time.monotonic_ns()))
             self._count_requests()
         finally:
             self._close()
+        return again
+
+    def _show_progress(self) -> None:
+        if self._source.moving():
+            self._notifier.alive()
+
+    def _reload(self) -> Config | None:
+        """Take over what can be taken over now; return the configuration if everything has to begin anew for it."""
+        self._notifier.reloading()
+        try:
+            config, found = reload.read(self._load, self._config)
+        except WhyspanError as e:
+            log.error("not reloaded, the old configuration stays: %s", e)
+            self._notifier.ready()
+            return None
+        shed = [p.probe.name for p in self._source.session.probes if p.state.state == "shed"]
+        if found.rebuild or (shed and reload.rebudgeted(found)):
+            log.info("reloading: %s: all probes are attached anew", found)
+            return config
+        reload.apply(config, found, self._parts())
+        self._config = config
+        log.info("reloaded: %s", found)
+        self._notifier.ready(self._line())
+        return None
+
+    def _parts(self) -> reload.Parts:
+        return reload.Parts(
+            self._source, self._engine, self._feeds, self._bursts, self._budget, self._governor, self._client
+        )
+
+    def _line(self) -> str:
+        """Return how things are, in one line for `systemctl status`."""
+        watched = list(self._source.discovery.found.values())
+        names = ", ".join(sorted({f.service for f in watched})[:8])
+        states = [p.state.state for p in self._source.session.probes]
+        bad = sum(s not in HEALTHY for s in states)
+        link = self._client.stats()
+        return (
+            f"watching {len(watched)} processes{f' ({names})' if names else ''}; "
+            f"{len(states) - bad} of {len(states)} probes in order"
+            + ("" if link.connected else "; the exporter is away")
+            + (f"; exporter: {link.exporter_state}" if link.exporter_state else "")
+        )
 
     def _after_explanation(self) -> None:
         self._source.relieve()
         self._budget.spent()
+        self._show_progress()
 
     def _step(self) -> None:
         marks = self._feeds.drain(self._source.discovery.found)
         self._bursts.tend(time.monotonic())
-        self._source.discovery.helpers = {self._feeds.process.tgid, self._bursts.tgid}
+        self._source.discovery.helpers = {self._feeds.process.tgid, self._bursts.tgid, self._client.peer}
         batch = self._source.drain()
         batch.marks = sorted([*batch.marks, *marks], key=lambda m: m.ts_ns)
         batch.lost |= self._feeds.new_losses()
@@ -266,6 +332,7 @@ class Collector:
         }
 
     def _close(self) -> None:
+        end_s = time.monotonic() + _CLOSE_S
         save_baseline(self._baseline_path, self._engine.baseline)
         self._governor.close()
         self._bursts.close()
@@ -274,7 +341,13 @@ class Collector:
             self._recording.close()
         self._feeds.close()
         self._source.close()
-        self._client.close()
+        self._client.close(max(_DELIVER_S, end_s - time.monotonic()))
+
+
+def supervisor() -> int:
+    """Return the process id of `whyspan run` if that has started this process, else 0: it may be anybody."""
+    named = os.environ.get(SUPERVISOR_ENV, "")
+    return os.getppid() if named == str(os.getppid()) else 0
 
 
 def bound_memory() -> None:
@@ -288,36 +361,77 @@ def bound_memory() -> None:
     mallopt(_M_ARENA_MAX, 2)
 
 
+class Life:
+    """The process: collectors one after the other, each with its configuration, until a signal ends it."""
+
+    def __init__(self, load: Callable[[], Config], notifier: Notifier) -> None:
+        self._load, self._notifier = load, notifier
+        self._stopped = threading.Event()
+        self._again = False
+        self._collector: Collector | None = None
+
+    def stop(self, *_: object) -> None:
+        """Handle SIGTERM."""
+        # From here on a stop is clean: nothing attached yet, or everything handed over.
+        self._stopped.set()
+        if self._collector is not None:
+            self._collector.stop()
+
+    def reload(self, *_: object) -> None:
+        """Handle SIGHUP. What is being attached may go by what was read before: then it is read again."""
+        self._again = True
+        if self._collector is not None:
+            self._collector.request_reload()
+
+    def run(self) -> None:
+        """Return when stopped. Raises what `Collector` does when the first one cannot be built."""
+        wanted: Config | None = self._load()
+        before: Config | None = None
+        while wanted is not None and not self._stopped.is_set():
+            started_s = time.monotonic()
+            self._again = False
+            try:
+                self._collector = self._built(wanted, started_s)
+            except Stopped:
+                return
+            except (WhyspanError, ProbeFrameworkError, OSError) as e:
+                if before is None:
+                    raise
+                log.error("not reloaded, back to the old configuration: %s", e)
+                wanted, before = before, None
+                continue
+            if self._stopped.is_set():
+                self._collector.stop()
+            if self._again:
+                self._collector.request_reload()
+            before, wanted = wanted, self._collector.run()
+            self._collector = None
+            gc.collect()  # it is in cycles: two windows of events at a time would be twice the memory
+
+    def _built(self, config: Config, started_s: float) -> Collector:
+        def ready() -> None:
+            log.info("ready after %.2f s", time.monotonic() - started_s)
+
+        return Collector(config, ready, self._load, self._notifier, self._stopped.is_set)
+
+
 def main() -> int:
     """Run the collector until SIGTERM or SIGINT. Returns an exit status."""
     parser = argparse.ArgumentParser(
-        prog="whyspan-collector", description="Internal: started by `whyspan run`."
+        prog="whyspan-collector", description="Internal: started by `whyspan run`, or as a service."
     )
     parser.add_argument("--config", type=Path, default=None)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     setup(arguments.verbose)
-    # From here on a stop is clean: nothing attached yet, or everything handed over.
-    stopped = threading.Event()
-    collector: Collector | None = None
-
-    def stop(*_: object) -> None:
-        stopped.set()
-        if collector is not None:
-            collector.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    faulthandler.enable()  # the watchdog's SIGABRT: each thread says where it is
+    life = Life(lambda: load_config(arguments.config), Notifier())
+    signal.signal(signal.SIGTERM, life.stop)
+    signal.signal(signal.SIGINT, life.stop)
+    signal.signal(signal.SIGHUP, life.reload)
     bound_memory()
     try:
-        started = time.monotonic()
-        collector = Collector(
-            load_config(arguments.config),
-            lambda: log.info("ready after %.2f s", time.monotonic() - started),
-        )
-        if stopped.is_set():
-            collector.stop()
-        collector.run()
+        life.run()
     except WhyspanError as e:
         log.error("%s", e)
         return EXIT_CONFIG if e.exit_code == EXIT_CONFIG else 1

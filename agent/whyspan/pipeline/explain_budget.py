@@ -27,12 +27,17 @@ class ExplainBudget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """*core_ratio*: CPU seconds per second, of one core."""
-        self._ratio, self._cpu, self._clock = core_ratio, cpu, clock
+        self._cpu, self._clock = cpu, clock
+        self._at_s, self._cpu_s = clock(), cpu()
+        self.reconfigure(core_ratio)
+
+    def reconfigure(self, core_ratio: float) -> None:
+        """Go by another ratio, with nothing spent of it."""
+        self._ratio = core_ratio
         self._left_s = core_ratio * BURST_S
         # More than a thread can take is no limit at all: everything is to be explained, however late.
         self._most_s = BATCH_S if core_ratio <= 1.0 else math.inf
         self._batch_s = self._most_s
-        self._at_s, self._cpu_s = clock(), cpu()
 
     def begin(self) -> None:
         """Begin a batch."""

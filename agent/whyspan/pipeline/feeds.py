@@ -93,6 +93,15 @@ class Feeds:
             if key not in self._wanted:
                 self._wanted[key] = self._want(f, engine, e)
 
+    def reconfigure(self, settings: configuration.Feeds) -> None:
+        """Go by other settings: feeds that are still wanted go on, the others are found, or end, at the next look."""
+        self._settings = settings
+        self._changed = True
+        if not settings.enabled:
+            self._wanted.clear()
+            self._by_id.clear()
+            self.process.close()
+
     def drain(self, found: Mapping[int, Found]) -> list[Mark]:
         """Return the marks that have arrived, by time; none is later than now."""
         self.look(found)

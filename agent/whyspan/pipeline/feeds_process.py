@@ -7,24 +7,24 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from whyspan import own
 from whyspan.feeds import messages
 from whyspan.feeds.messages import FeedsMessageError, Marks, Report, Setup
 
 log = logging.getLogger("whyspan.collector")
 
-COMMAND: Final = (sys.executable, "-m", "whyspan.feeds.worker")
+COMMAND: Final = tuple(own.command("whyspan.feeds.worker"))
 BACKOFF_S: Final = (0.5, 60.0)
 _SETTLED_S: Final = 60.0
 #: It reports every 2 s; one that says nothing for so long hangs, and keeps its publishers' queues full.
 SILENT_S: Final = 30.0
 _MAX_PACKETS: Final = 64  # per call: 6 MB
-_STOP_S: Final = 2.0
+_STOP_S: Final = 1.0
 
 
 class FeedsProcess:

@@ -6,7 +6,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 from whyspan_probes.errors import ProbeError
@@ -20,7 +20,8 @@ from whyspan_probes.state import ProbeState
 
 from whyspan import cgroups, hostfacts, memfacts
 from whyspan.code.stacks import Stacks
-from whyspan.discovery import Discovery
+from whyspan.config import Targets
+from whyspan.discovery import Discovery, Found
 from whyspan.diskfacts import DiskFacts
 from whyspan.errors import ConfigError
 from whyspan.fdcounts import DescriptorCounts
@@ -100,6 +101,7 @@ class LiveSource:
         self._mounts: list[cgroups.Mount] = []
         self._pending: list[Fact] = [host_cpus()]
         self._rows = RowBuffer()
+        self._positions: list[int | None] = []  # of each ring's first record not taken, at the last look
         self._stopped = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.session.maps.waiter.register(self._wake, select.EPOLLIN)
@@ -107,14 +109,16 @@ class LiveSource:
 
     def scan(self) -> None:
         """Look for processes to watch, now."""
-        new, gone = self.discovery.scan()
+        self._follow_scan(*self.discovery.scan(), "is gone")
+
+    def _follow_scan(self, new: Iterable[Found], gone: Iterable[int], how: str) -> None:
         for found in new:
             self._watch(found.tgid, found.service)
             log.info("watching process %d as %s (%s)", found.tgid, found.service, found.rule)
         for tgid in gone:
             self.session.maps.unwatch(tgid)
             self._forget(tgid)
-            log.info("process %d is gone", tgid)
+            log.info("process %d %s", tgid, how)
         self._attach_to_files()
 
     def wait(self, timeout_s: float) -> None:
@@ -129,6 +133,24 @@ class LiveSource:
     def relieve(self) -> None:
         """Take records out of the rings, for the next batch, while the core is busy with this one."""
         self._take()
+
+    def moving(self) -> bool:
+        """Whether every ring has been emptied, or moved on, since the last call: what the watchdog goes by.
+
+        A record that is never finished holds its ring up for good; new rings are the only cure.
+        """
+        before, self._positions = self._positions, [ring.waiting_at for ring in self.session.maps.rings]
+        return not any(at is not None and at == b for at, b in zip(self._positions, before, strict=False))
+
+    def retarget(self, targets: Targets) -> list[int]:
+        """Watch other processes from now on. Returns those that live on and are no longer watched."""
+        new, gone = self.discovery.retarget(targets)
+        self._follow_scan(new, gone, "is no longer watched")
+        return gone
+
+    def allow_headers(self, headers: Collection[str]) -> None:
+        """Keep these request headers from now on."""
+        self._heads.allow(headers)
 
     def interrupt(self) -> None:
         """End a wait early, now and from now on; safe in a signal handler."""

@@ -178,7 +178,7 @@ INSTRUMENTS: Final[tuple[Instrument, ...]] = (
     counter(
         "whyspan.probe.missed",
         "{run}",
-        "Runs that the kernel skipped since the program was already running on that CPU.",
+        "Runs that the kernel skipped: already running on that CPU, or a return that it did not follow.",
         totals("probe_missed", "", _PROBE),
         _PROBE,
     ),

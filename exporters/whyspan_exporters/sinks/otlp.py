@@ -13,6 +13,19 @@ from whyspan_exporters.sinks import Sink
 log = logging.getLogger("whyspan.otlp")
 
 
+def depends(config: Config) -> object:
+    """Return what `open` goes by: a certificate that was renewed counts as changed."""
+    o = config.otlp
+    return o, [_changed_ns(path) for path in (o.certificate, o.client_certificate, o.client_key) if path]
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def open(config: Config) -> Sink | None:
     """Return the sink that ``[otlp]`` and the environment ask for; None when they name no endpoint.
 

@@ -7,6 +7,11 @@ from whyspan.config import Config
 from whyspan_exporters.store import Store
 
 
+def depends(config: Config) -> object:
+    """Return what `open` goes by."""
+    return config.store
+
+
 def open(config: Config) -> Store:
     """Open the SQLite store for writing; see `Store` for what it raises."""
     return Store(

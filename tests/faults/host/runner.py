@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from tests.demo import truth
-from tests.demo.procs import DemoError, python, spawn, stop
+from tests.demo.procs import DemoError, python, spawn, stop, until
 from tests.demo.truth import Sent
 from tests.faults.host import decoys, guesses, judging, score
 from tests.faults.host.arrivals import Arrivals
@@ -75,7 +75,7 @@ class Bench:
             undo.callback(self.loop.close)
             await self.loop.do(steady.start())
             undo.push_async_callback(lambda: self.loop.do(steady.stop()))
-            await self._until(lambda: len(self.client.sent) >= CALIBRATE, 60, "healthy requests")
+            await until(lambda: len(self.client.sent) >= CALIBRATE, 60, "healthy requests")
             self._calibrate(self.client.sent[10:])
             agent = Agent(
                 self.folder,
@@ -87,7 +87,7 @@ class Bench:
                 record=True,
             )
             undo.callback(stop, agent.process, 15)
-            await self._until(agent.ready, 60, "the agent ready")
+            await until(agent.ready, 60, "the agent ready")
             arrivals = Arrivals(agent.state / "whyspan.db")
             await self.loop.do(arrivals.start())
             undo.push_async_callback(lambda: self.loop.do(arrivals.stop()))
@@ -122,18 +122,11 @@ class Bench:
     async def _baseline(self) -> int:
         """Wait for ordinary requests beside the agent; return when that began."""
         since, first = time.monotonic_ns(), len(self.client.sent)
-        await self._until(lambda: len(self.client.sent) >= first + BASELINE, 60, "a baseline")
+        await until(lambda: len(self.client.sent) >= first + BASELINE, 60, "a baseline")
         usual = self.client.sent[first + 5 :]
         self.usual_ns = truth.percentile((s.latency_ns for s in usual), 0.5)
         self.say(f"the agent watches; usual {self.usual_ns / 1e6:.1f} ms beside it")
         return since
-
-    async def _until(self, done: Callable[[], bool], cap_s: float, what: str, every_s: float = 0.1) -> None:
-        end = time.monotonic() + cap_s
-        while not done():
-            if time.monotonic() > end:
-                raise DemoError(f"not in {cap_s:.0f} s: {what}")
-            await asyncio.sleep(every_s)
 
     def _hands(self, case: Case, agent: Agent) -> BenchHands:
         return BenchHands(
@@ -188,9 +181,7 @@ class Bench:
         ]
         self.say(f"{case.name} was on for {result.on_s:.1f} s: {'; '.join(t for t in told if t)}")
         try:
-            await self._until(
-                lambda: self._served() or not self.world.alive(), SERVED_S, "served normally again"
-            )
+            await until(lambda: self._served() or not self.world.alive(), SERVED_S, "served normally again")
         except DemoError as exc:
             result.error = result.error or f"afterwards {exc}"
         await asyncio.sleep(GAP_S)
@@ -222,7 +213,7 @@ class Bench:
             d.victims = self._victims(d.case, d.window.on_ns, d.window.off_ns)
         wanted = {s.trace_id for d in outcome.done for s in d.victims}
         with suppress(DemoError):
-            await self._until(
+            await until(
                 lambda: wanted <= {f.request.trace_id for f in agent.findings()}, 6, "all explained", 0.5
             )
 
@@ -244,7 +235,7 @@ class Bench:
             causes=self.causes,
         )
         if self.record is not None:
-            judging.record(outcome, recording, agent.state / "baseline.json", self.record)
+            judging.record(outcome, recording, agent.state / "collector/baseline.json", self.record)
         log = agent.log.read_text(errors="replace")
         outcome.restarts = judging.restarts(log)
         if outcome.restarts:

@@ -199,8 +199,10 @@ def last(state_dir: Path, *options: str) -> tuple[int, str, str]:
 def test_the_last_one(tmp_path: Path) -> None:
     code, _, _ = last(tmp_path)
     assert code == 1
-    files.write(files.path_for(tmp_path, "malloc", 1, 7), report())
-    broken = files.path_for(tmp_path, "malloc", 2, 7)
+    own = tmp_path / "collector"
+    own.mkdir()
+    files.write(files.path_for(own, "malloc", 1, 7), report())
+    broken = files.path_for(own, "malloc", 2, 7)
     broken.write_bytes(b"half of it")
     code, out, _ = last(tmp_path)
     assert (code, "malloc burst of process 7" in out) == (0, True)

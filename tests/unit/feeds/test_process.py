@@ -322,3 +322,14 @@ def test_a_socketpair_holds_a_packet() -> None:
     assert len(b.recv(messages.MAX_PACKET)) == messages.MAX_PACKET
     a.close()
     b.close()
+
+
+def test_feeds_that_are_turned_off_and_on_again(engine: str, collector: Callable[..., Collector]) -> None:
+    named = config.NamedFeed(service="chat", kind="health", endpoint=f"{engine}/health")
+    c = collector(named)
+    c.until(lambda: c.bodies(Health))
+    c.feeds.reconfigure(config.Feeds(enabled=False, named=(named,)))
+    assert (c.feeds.states()["feeds"], c.feeds.process.tgid) == ([], 0)
+    c.marks.clear()
+    c.feeds.reconfigure(config.Feeds(named=(named,)))
+    c.until(lambda: c.bodies(Health))
