@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -254,10 +255,12 @@ def test_a_configuration_that_cannot_be_used_changes_nothing(
     start: Start, server: Child, watch: Watch, collector: str
 ) -> None:
     service = start()
+    kept = Counter(kind for kind, _ in held_by(service.process.pid))
     service.configure(collector=collector)
     service.reload()
     assert service.log.count(" ERROR ") == 1
     assert "not reloaded" in service.log
+    assert Counter(kind for kind, _ in held_by(service.process.pid)) == kept  # nothing of what was given up
     assert talk(Http(watch("sockets"), server), service, 3) == 3
 
 
