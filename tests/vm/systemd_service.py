@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.vm.systemd_guest import CommandError, Guest
+from tests.vm.systemd_guest import CommandError, Done, Guest
 
 UNITS = ("whyspan.service", "whyspan-exporter.service")
 STATE = "/var/lib/whyspan"
@@ -13,6 +13,7 @@ LOG = "journalctl --no-pager -o cat"
 #: watchdog's time is the unit's own.
 _STRETCHED = "[Service]\nTimeoutStartSec=1200\nTimeoutStopSec=120\n"
 _ACTIVE_S = 1800.0
+_RELOAD_S = 600.0
 
 
 class Service:
@@ -43,6 +44,18 @@ class Service:
         except CommandError as e:
             log = self.guest.run(f"{LOG} -u whyspan -u whyspan-exporter -n 30", check=False).output
             raise CommandError(f"{e}\n{log}") from None
+
+    def reload(self) -> Done:
+        """Reload both as an admin does; return how it went.
+
+        Raises:
+            CommandError: it does not come to an end; the text says what systemd waits for.
+        """
+        try:
+            return self.guest.run("systemctl reload whyspan", timeout_s=_RELOAD_S, check=False)
+        except CommandError as e:
+            shown = "systemctl list-jobs --no-pager; systemctl status --no-pager whyspan whyspan-exporter"
+            raise CommandError(f"{e}\n{self.guest.run(shown, check=False).output}") from None
 
     def wait_stopped(self) -> list[str]:
         """Wait until neither runs; return how each ended: ``Result`` and ``ExecMainStatus``.
