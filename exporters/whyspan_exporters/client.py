@@ -184,7 +184,8 @@ class Client:
                 os.close(self._wake)  # offers are refused by now
         if self._done():
             return True
-        log.warning("%d findings were not taken by the exporter", self.stats().pending)
+        if pending := self.stats().pending:
+            log.warning("%d findings were not taken by the exporter", pending)
         return False
 
     def _run(self) -> None:

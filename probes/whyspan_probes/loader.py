@@ -266,11 +266,15 @@ class LoadedProbe:
             last = log.splitlines()[-1] if log else "no message"
             raise ProbeError(f"probe {self.probe.name}: cannot be loaded: {last}", log)
         hook = wanted[failed[1]]
-        section = self._sections()[failed[1]]
-        if -result in _PERMISSION_ERRNOS and section.partition("/")[0] in _TRAMPOLINES:
-            # Not what the program does: others of its kind, which may be loaded, would be refused likewise.
-            self._hooks.refuse(section, f"this kernel refuses such programs ({errno.errorcode[-result]})")
-        refused[hook.name].append(f"{failed[1]}: refused at load: {_summary(log)}")
+        sections, why = self._sections(), f"{failed[1]}: refused at load: {_summary(log)}"
+        section = sections[failed[1]]
+        if -result == errno.EPERM and section.partition("/")[0] in _TRAMPOLINES:
+            # Not what the program does (the verifier's word for that is EACCES): others of its kind would be refused
+            # likewise. Said as it will be of them, or it would depend on which of the probes was first.
+            kind = f"this kernel refuses such programs ({errno.errorcode[-result]})"
+            self._hooks.refuse(section, kind)
+            why = f"{sections[hook.alternatives[choice[hook.name]][0]]}: {kind}"
+        refused[hook.name].append(why)
         choice[hook.name] += 1
         return False
 

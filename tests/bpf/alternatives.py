@@ -18,7 +18,6 @@ _KERNELS_OWN = re.compile(
 )
 #: Programs whose arguments are those of some kernels only: the verifier refuses them on others.
 _BY_SIGNATURE = re.compile(r"^(\w+_switch_(tp|tp3|raw|raw3)|reclaim_victim_\w+): refused at load")
-_NO_TRAMPOLINE = re.compile(r"^\w+_(fentry|fexit)_?\w*: refused at load: .*-EPERM")
 
 
 def alternatives(found: Found) -> int:
@@ -40,7 +39,7 @@ def forced(found: Found, n: int) -> Found:
 
 def is_the_kernels(reason: str) -> bool:
     """Whether a refusal is for what the kernel lacks, rather than for what a program does."""
-    return any(p.search(reason) for p in (_KERNELS_OWN, _BY_SIGNATURE, _NO_TRAMPOLINE))
+    return any(p.search(reason) for p in (_KERNELS_OWN, _BY_SIGNATURE))
 
 
 @dataclasses.dataclass

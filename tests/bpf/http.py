@@ -14,6 +14,7 @@ from whyspan_probes.registry import Found
 from whyspan_probes.schema import Events
 
 from tests.bpf.child import Child
+from tests.bpf.waiting import DEADLINE_S
 from tests.bpf.watcher import Watcher
 
 Script = list[list[Any]]
@@ -103,7 +104,9 @@ class Http:
         w = self.watcher
         w.drain()
         since_ns, blobs = time.monotonic_ns(), len(w.blobs)
-        with socket.create_connection(("127.0.0.1", self._server.facts["port"]), timeout=20) as client:
+        with socket.create_connection(
+            ("127.0.0.1", self._server.facts["port"]), timeout=DEADLINE_S
+        ) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             port = client.getsockname()[1]
             self._server.say(script)

@@ -83,6 +83,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         until(lambda: answered(port, "GET", "/healthz"), "the server is up", every_s=0.1)
         before = until(lambda: count(metrics_port), "the endpoint answers", every_s=0.2)
         group.set_quota(QUOTA)
+        # What a quota holds back counts from the look that first saw it.
+        until(lambda: limits(metrics_port), "the quota is seen", every_s=0.2)
         total_s = 0.0
         body = json.dumps({"max_tokens": CHUNKS - 1})
         for n in range(1, REQUESTS + 1):
@@ -101,6 +103,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         server.kill()
         server.wait()
         group.remove()
+
+
+def limits(port: int) -> list[Sample]:
+    return [s for s in scrape(port) if s.name == "whyspan_host_cpu_limit"]
 
 
 def in_histogram(port: int) -> float:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -45,19 +46,24 @@ class Taker:
 
     def take(self) -> bool:
         """Take what is there; True, so that it can be waited with."""
+        try:
+            self._take()
+        except TimeoutError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):  # it is stopping, or begins anew
+            self._drop()
+        return True
+
+    def _take(self) -> None:
         if self._socket is None:
-            self._listener.settimeout(20)
+            self._listener.settimeout(0.05)
             self._socket = self._listener.accept()[0]
             self._frames = link.Frames()
             self._socket.settimeout(0.05)
-        try:
-            data = self._socket.recv(1 << 16)
-        except TimeoutError:
-            return True
+        data = self._socket.recv(1 << 16)
         if not data:
-            self._socket.close()
-            self._socket = None
-            return True
+            self._drop()
+            return
         for body in self._frames.feed(data):
             message = link.decode_to_exporter(body)
             if isinstance(message, link.Hello):
@@ -67,12 +73,15 @@ class Taker:
             elif isinstance(message, link.StatusMsg):
                 self.status = message.status
             self._socket.sendall(link.encode(link.Ack(message.seq, "")))
-        return True
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
 
     def close(self) -> None:
         self._listener.close()
-        if self._socket is not None:
-            self._socket.close()
+        self._drop()
 
 
 class Service:
@@ -246,10 +255,12 @@ def test_a_configuration_that_cannot_be_used_changes_nothing(
     start: Start, server: Child, watch: Watch, collector: str
 ) -> None:
     service = start()
+    kept = Counter(kind for kind, _ in held_by(service.process.pid))
     service.configure(collector=collector)
     service.reload()
     assert service.log.count(" ERROR ") == 1
     assert "not reloaded" in service.log
+    assert Counter(kind for kind, _ in held_by(service.process.pid)) == kept  # nothing of what was given up
     assert talk(Http(watch("sockets"), server), service, 3) == 3
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
@@ -48,8 +48,11 @@ def test_no_question_breaks_it(small: tuple[Served, viewlab.Written], mode: Gene
         @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: schemathesis.Case[Any]) -> None:
-            case.call_and_validate(checks=CHECKS)
             asked.add(case.path)
+            # Null and nothing are sent as an empty text, which is every parameter's default and never wrong.
+            empty = any(value in (None, "", [], {}) for value in (case.query or {}).values())
+            assume(mode is GenerationMode.POSITIVE or not empty)
+            case.call_and_validate(checks=CHECKS)
 
         ask()
     assert asked == {*openapi.describe(token=False)["paths"]} - {"/api/live"}

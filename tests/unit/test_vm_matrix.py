@@ -39,7 +39,11 @@ def result(kernel: str, *, smoke: bool, outcome: str = "passed") -> dict[str, An
         "at": "2026-01-01T00:00:00Z",
         "smoke": smoke,
         "tests": [test],
-        "alternatives": [{**row, "attached": True, "reason": ""}],
+        "alternatives": [
+            {**row, "attached": True, "reason": "", "expected": {"sleeps": 23}},
+            {**row, "hook": "waking", "attached": True, "reason": "", "expected": {}},
+            {**row, "alternative": 1, "sections": [], "attached": False, "reason": WHY, "expected": {}},
+        ],
     }
 
 
@@ -66,7 +70,16 @@ def test_kernels_are_columns_in_their_order_and_hooks_are_rows(tmp_path: Path) -
     collect(tmp_path, support)
     text = page(json.loads(support.read_text()))
     assert "| feature | 6.1.7-amd64 | 6.12.7-amd64 |" in text
-    assert "| sched | switch | 1 | `tp_btf/sched_switch` | " in text
+    test = "tests/bpf/test_alternatives.py::test_alternatives_see_the_same[sched-0]"
+    assert "| sched | switch | 1 | `tp_btf/sched_switch` | **failed** | **failed** |" in text  # no such test
+    for name in ("6.1", "6.12"):
+        support_of = json.loads(support.read_text())
+        support_of[name]["tests"][test] = ["passed"]
+        support.write_text(json.dumps(support_of))
+    text = page(json.loads(support.read_text()))
+    assert "| sched | switch | 1 | `tp_btf/sched_switch` | yes | yes |" in text
+    assert "| sched | waking | 1 | `tp_btf/sched_switch` | attached | attached |" in text
+    assert "| sched | switch | 2 |  | no | no |" in text
     assert "6.1.7-amd64: 2026-01-01T00:00:00Z, smoke only" in text
 
 

@@ -12,17 +12,22 @@ import contextlib
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from tests.vm.image_link import AgentLink
+from tests.vm.image_link import AgentLink, GuestError
 from tests.vm.systemd_image import Image
 from tests.vm.systemd_qemu import Qemu, booted, data_disk, go_on, wait_up
 
-_POLL_S = 0.2
+#: Each look costs an emulated processor some: the longer something runs, the fewer.
+_POLL_S, _POLL_MOST_S, _POLL_RATIO = 0.2, 3.0, 0.05
 
 
 class CommandError(Exception):
     """A command in the guest failed; the text has its output."""
+
+
+class PatchingError(GuestError):
+    """The guest died of a fault of the emulation: see `Qemu.hit_by_patching`."""
 
 
 class Done(NamedTuple):
@@ -69,7 +74,7 @@ class Guest:
         """Kill it."""
         self._stack.close()
 
-    def run(self, command: str, *, timeout_s: float = 900.0, check: bool = True) -> Done:
+    def run(self, command: str, *, timeout_s: float = 1800.0, check: bool = True) -> Done:
         """Run a command of the shell in the guest, as root; return its status and output (both streams).
 
         Raises:
@@ -78,24 +83,22 @@ class Guest:
         """
         began_s = time.monotonic()
         argv = ["-c", f"exec 2>&1\n{command}"]
-        pid = self._link.ask("guest-exec", **{"path": "/bin/bash", "arg": argv, "capture-output": True})[
-            "pid"
-        ]
+        pid = self._ask("guest-exec", **{"path": "/bin/bash", "arg": argv, "capture-output": True})["pid"]
         while True:
-            state = self._link.ask("guest-exec-status", pid=pid)
+            state = self._ask("guest-exec-status", pid=pid)
             seconds = time.monotonic() - began_s
             if state["exited"]:
                 break
             if seconds > timeout_s:
                 raise CommandError(f"{command}: still running after {timeout_s:.0f} s")
-            time.sleep(_POLL_S)
+            time.sleep(_pause_s(seconds))
         output = base64.b64decode(state.get("out-data", "")).decode(errors="replace").strip()
         done = Done(state.get("exitcode", 128 + state.get("signal", 0)), output, seconds)
         if check and done.status:
             raise CommandError(f"{command}: exit status {done.status}\n{output[-4000:]}")
         return done
 
-    def until(self, command: str, *, timeout_s: float = 600.0) -> Done:
+    def until(self, command: str, *, timeout_s: float = 1800.0) -> Done:
         """Run a command again and again until it succeeds; return its last run with the time of all.
 
         Raises:
@@ -105,5 +108,18 @@ class Guest:
         while (done := self.run(command, check=False)).status:
             if time.monotonic() - began_s > timeout_s:
                 raise CommandError(f"{command}: not within {timeout_s:.0f} s\n{done.output[-4000:]}")
-            time.sleep(_POLL_S)
+            time.sleep(_pause_s(time.monotonic() - began_s))
         return done._replace(seconds=time.monotonic() - began_s)
+
+    def _ask(self, name: str, **arguments: Any) -> Any:
+        try:
+            return self._link.ask(name, **arguments)
+        except (OSError, GuestError) as e:
+            if self._qemu.hit_by_patching():
+                raise PatchingError(f"{name}: {e}: {self._qemu.last_words()}") from None
+            self._qemu.check_alive()
+            raise GuestError(f"{name}: {e}: {self._qemu.last_words()}") from None
+
+
+def _pause_s(elapsed_s: float) -> float:
+    return min(_POLL_MOST_S, max(_POLL_S, _POLL_RATIO * elapsed_s))

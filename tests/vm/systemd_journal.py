@@ -41,6 +41,11 @@ class Journal:
             entry["seconds"] = round(time.monotonic() - began_s, 1)
             self._write()
 
+    def note(self, **facts: Any) -> None:
+        """Add facts about the run as a whole."""
+        self.facts |= facts
+        self._write()
+
     def passed(self) -> None:
         """All steps are done."""
         self.facts["passed"] = True

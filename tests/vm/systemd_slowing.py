@@ -22,13 +22,17 @@ Description=The demo's server
 Environment=PYTHONPATH=/mnt/demo PYTHONDONTWRITEBYTECODE=1
 ExecStart=/usr/bin/python3 -m tests.demo.server --port {PORT} --workers 8
 CPUAccounting=yes
+StandardOutput=null
+StandardError=null
 """
 #: What an admin adds to the sections of the file: which unit is a server, and from when on a request is slow. And that
-#: every request is explained, since the test counts them.
+#: every request is explained, since the test counts them; and budgets, since the same work is many times the part of an
+#: emulated core that it is of a real one.
 _KEYS = {
     "targets": f'auto = false\\nmatch = [{{ unit = "{UNIT}", service = "{SERVICE}" }}]',
     "slo": "e2e_ms = %d",
-    "collector": "explain_per_s = 100\\nexplain_core_ratio = 2\\nordinary_per_s = 5",
+    "collector": "explain_per_s = 100\\nexplain_core_ratio = 2\\nordinary_per_s = 5\\n"
+    "budget_core_ratio = 1.0\\nbudget_target_ratio = 1.0",
 }
 
 
@@ -99,7 +103,7 @@ def wait_slowed(guest: Guest) -> list[dict[str, Any]]:
         rows = slowed(guest)
         if sum(r["verdict"]["cause"] == CAUSE for r in rows) >= _SLOWED or len(rows) >= 10 * _SLOWED:
             return rows
-        time.sleep(1.0)
+        time.sleep(5.0)  # each look is the start of a process
     raise CommandError(f"only {len(slowed(guest))} slow requests; {_throttled(guest)}")
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +107,26 @@ class Collector:
         self._baseline_path = config.collector_dir / "baseline.json"
         self._baseline = load_baseline(self._baseline_path)
         c = config.collector
-        self._source = LiveSource(
-            discover(),
-            Discovery(config.targets, supervisor=supervisor()),
-            ring_bytes=c.ring_bytes,
-            header_allow=c.header_allow,
-            disabled=c.disable_probes,
-            kernel=kernel_btf(c.btf),
-            progress=self._attached,
-        )
-        self._feeds = Feeds(config.feeds)
-        self._bursts = Bursts(config.burst, config.collector_dir, c.btf)
-        self._client = Client(config.socket_path, capacity=c.queue_findings)
+        # What cannot be built whole leaves nothing behind: after a reload the process goes on without it.
+        with ExitStack() as made:
+            self._source = LiveSource(
+                discover(),
+                Discovery(config.targets, supervisor=supervisor()),
+                ring_bytes=c.ring_bytes,
+                header_allow=c.header_allow,
+                disabled=c.disable_probes,
+                kernel=kernel_btf(c.btf),
+                progress=self._attached,
+            )
+            made.callback(self._source.close)
+            self._feeds = Feeds(config.feeds)
+            made.callback(self._feeds.close)
+            self._bursts = Bursts(config.burst, config.collector_dir, c.btf)
+            made.callback(self._bursts.close)
+            self._client = Client(config.socket_path, capacity=c.queue_findings)
+            made.callback(self._client.close, 0.0)
+            self._recording = self._open_recording()
+            made.pop_all()
         self._budget = ExplainBudget(c.explain_core_ratio)
         self._engine = Engine(
             self._source.schema,
@@ -132,7 +141,6 @@ class Collector:
             overhead=lambda: time.process_time() + self._feeds.process.cpu_s,
             targets=self._source.watched_cpu_s,
         )
-        self._recording = self._open_recording()
         self._counted: dict[tuple[str, str, str], int] = {}
         self._engine_totals = Totals()
         self._throttling = pressure.Throttling()

@@ -308,6 +308,8 @@ class LiveSource:
                 tgid = int(row["tgid"])
                 if tgid in self.discovery.found:
                     log.info("process %d has ended", tgid)
+                    # The kernel took it off the set; a scan may have put it back on just then.
+                    self.session.maps.unwatch(tgid)
                 self.discovery.forget(tgid)
                 self._forget(tgid)
         out += self._disks.facts(events, time.monotonic())
