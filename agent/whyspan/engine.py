@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from whyspan_probes.schema import EVENT, Events, Schema
 
-from whyspan import critical_path, slices, verdict
+from whyspan import codetext, critical_path, slices, stacks, verdict
 from whyspan.baseline import Baseline, Objectives
 from whyspan.beside import Beside
 from whyspan.causes import Classified, Context, classify
@@ -361,6 +361,9 @@ class Engine:
         whole = slices.join([*long.parts, last]) if long else last
         lost = self._recorder.lost(request.start_ns, request.end_ns)
         finding = verdict.explain(request, whole, self.baseline, reason, lost, ctx)
+        if finding.slow or request.outcome in FAILED:
+            finding.stacks = stacks.gather(finding.segments, ctx.timelines, self.facts)
+            codetext.tell(finding)
         finding.segments = slices.compact(finding.segments)
         _assert_tiles(finding)
         return finding, whole

@@ -27,6 +27,7 @@ from whyspan.model import (
     OwnFact,
     ProbeCostFact,
     ProcessFact,
+    StackFact,
     SwapFact,
     ThreadFact,
     TracerFact,
@@ -37,6 +38,7 @@ from whyspan.storage import Storage
 from whyspan.text import clean
 
 _TICK_NS: Final = 10_000_000  # USER_HZ is 100 on every architecture that Linux has a BPF JIT for
+_MAX_STACKS: Final = 8192  # some 2 KB each; the kernel sends one again after 10 s
 _MAX_LOCKS: Final = 512  # processes: each with some 100 ranges of code
 _YIELDED: Final = 8  # flag of sched_switch_out: the thread was in sched_yield
 
@@ -73,6 +75,7 @@ class Facts:
         self._fds: Lru[tuple[int, int], FdFact] = Lru(fds)
         self._locks: Lru[int, LockFact] = Lru(_MAX_LOCKS)
         self._descriptors: Lru[int, DescriptorsFact] = Lru(processes)
+        self._stacks: Lru[int, StackFact] = Lru(_MAX_STACKS)
         self._spinners: Lru[int, int] = Lru(threads)
         self._born: Lru[int, int] = Lru(processes)
         self._deaths: deque[Death] = deque(maxlen=deaths)
@@ -112,6 +115,8 @@ class Facts:
                 self.observers.put(fact)
             elif isinstance(fact, MappedFact | DiskFact | SwapFact | WriterFact):
                 self.storage.put(fact)
+            elif isinstance(fact, StackFact):
+                self._stacks.put(fact.id, fact)
             elif isinstance(fact, DescriptorsFact):
                 self._descriptors.put(fact.tgid, fact)
             else:
@@ -259,6 +264,10 @@ class Facts:
     def locks(self, tgid: int) -> LockFact | None:
         """Return what the locks of a process are, or None; a child has its parent's until it is looked at."""
         return self._locks.get(tgid) or self._locks.get(self.parent(tgid))
+
+    def stack(self, number: int) -> StackFact | None:
+        """Return a stack by its number, or None."""
+        return self._stacks.get(number)
 
     def descriptors(self, tgid: int) -> DescriptorsFact | None:
         """Return what a process had open when it was last refused a descriptor, or None."""

@@ -266,6 +266,31 @@ class DescriptorsFact(msgspec.Struct, frozen=True, tag=True):
     kinds: dict[str, int] = {}  # of those looked at: socket, file, pipe, event, other
 
 
+class CodeFrame(msgspec.Struct, frozen=True, array_like=True):
+    """A frame of Python: what was executing where. ``function`` is qualified; empty: its name could not be had.
+
+    ``line`` 0 is not known.
+    """
+
+    function: str
+    file: str
+    line: int
+
+
+class StackFact(msgspec.Struct, frozen=True, tag=True):
+    """A stack by its number, innermost frames first. ``flags`` as of ``cpu_sample``.
+
+    ``user`` are addresses in the program; ``kernel`` are names of functions. Any of the three may be empty.
+    """
+
+    id: int
+    tgid: int
+    flags: int
+    python: list[CodeFrame] = []
+    user: list[int] = []
+    kernel: list[str] = []
+
+
 Fact = (
     ProcessFact
     | ThreadFact
@@ -284,6 +309,7 @@ Fact = (
     | SwapFact
     | WriterFact
     | DescriptorsFact
+    | StackFact
 )
 
 
@@ -397,8 +423,32 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     culprit: Culprit = Culprit()
 
 
+class CodeStack(msgspec.Struct, kw_only=True):
+    """What a thread was executing while a cause took its time, innermost frames first, and how often it was seen so.
+
+    ``native`` has the program's frames as module+offset or function, ``kernel`` the names of functions. ``cut``: there
+    are more frames than these. ``holder``: of the thread that had the interpreter lock, while another waited for it.
+    ``blocked``: the thread was blocked there, and ``samples`` counts such blocks.
+    """
+
+    cause: str
+    tgid: int
+    tid: int
+    thread: str = ""
+    samples: int = 0
+    python: list[CodeFrame] = []
+    native: list[str] = []
+    kernel: list[str] = []
+    cut: bool = False
+    holder: bool = False
+    blocked: bool = False
+
+
 class Verdict(msgspec.Struct, kw_only=True):
-    """Why a request was slow, in one sentence and in numbers. ``others``: more causes with excess, greatest first."""
+    """Why a request was slow, in one sentence and in numbers. ``others``: more causes with excess, greatest first.
+
+    ``code`` is where most of the cause's time went, as far as it was sampled.
+    """
 
     cause: str = UNKNOWN
     excess_ms: float = 0.0
@@ -409,6 +459,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     evidence: list[str] = []
     fix: str = ""
     others: list[Ranked] = []
+    code: CodeFrame | None = None
 
 
 class PhaseTime(msgspec.Struct, frozen=True, array_like=True):
@@ -484,3 +535,4 @@ class Finding(msgspec.Struct, kw_only=True):
     process: ProcessFact | None = None  # the one that served it, as known then
     phases: list[PhaseTime] = []  # as the engine tells them; they tile the request
     engine: EngineFacts | None = None
+    stacks: list[CodeStack] = []  # sampled on the path, those seen most often first

@@ -7,12 +7,13 @@ import errno
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from whyspan_probes import libbpf as lb
-from whyspan_probes import link_misses, rodata
+from whyspan_probes import link_misses, rodata, sampling
 from whyspan_probes.btf import Btf
 from whyspan_probes.errors import PrivilegeError, ProbeError
 from whyspan_probes.features import HookTable
@@ -24,6 +25,7 @@ from whyspan_probes.schema import HEAD_FIELDS, EventType
 from whyspan_probes.shared_maps import MAX_KINDS, SharedMaps
 from whyspan_probes.state import HookState, ProbeState
 from whyspan_probes.user_hooks import Program, UserHooks, summary
+from whyspan_probes.walking import Walk
 
 KINDS_PER_PROBE = 16
 _FAILED_PROGRAM = re.compile(r"prog '(\w+)': failed to load")
@@ -94,6 +96,8 @@ class LoadedProbe:
         self._maps, self._secret, self._hooks, self._kernel = maps, key_secret, hooks, hooks.kernel
         self._object = 0
         self._links: list[int] = []
+        self._walks: list[Walk] = []
+        self._walking = threading.Lock()  # whoever walks may be another thread than whoever sheds or closes
         self._programs: dict[str, int] = {}
         self._user: UserHooks | None = None
         self._unusable: dict[str, str] = {}  # programs of user hooks, and why
@@ -101,7 +105,7 @@ class LoadedProbe:
     @property
     def attached(self) -> bool:
         """Whether it is delivering events."""
-        return bool(self._links) or (self._user is not None and self._user.attached)
+        return bool(self._links or self._walks) or (self._user is not None and self._user.attached)
 
     def program_fds(self) -> dict[str, int]:
         """Return the descriptors of the programs attached, by name."""
@@ -141,13 +145,23 @@ class LoadedProbe:
     def close(self) -> None:
         """Detach and unload."""
         lb.destroy_links(self._links)
-        self._links, self._programs = [], {}
+        with self._walking:
+            for walk in self._walks:
+                walk.close()
+            self._links, self._walks, self._programs = [], [], {}
         if self._user is not None:
             self._user.close()
             self._user, self.state.files = None, []
         if self._object:
             lb.libbpf().bpf_object__close(self._object)
             self._object = 0
+
+    def walk(self, tgids: Iterable[int]) -> None:
+        """Run the programs of hooks that walk over the threads of these processes; from any thread."""
+        with self._walking:
+            for walk in self._walks:
+                for tgid in tgids:
+                    walk.run(tgid)
 
     def shed(self, reason: str) -> None:
         """Detach because of the budget."""
@@ -271,12 +285,18 @@ class LoadedProbe:
         for hook, programs in self._chosen(choice):
             for name in programs:
                 program = lib.bpf_object__find_program_by_name(self._object, name.encode())
-                link = lib.bpf_program__attach(program)
-                if not link:
-                    refused[hook.name].append(f"{sections[name]}: cannot attach: {_summary(lb.take_log())}")
+                try:
+                    if hook.hz:
+                        self._links += sampling.attach(program, hook.hz)
+                    elif hook.walks:
+                        self._walks.append(Walk(program))
+                    else:
+                        self._links.append(lb.check_pointer(lib.bpf_program__attach(program), sections[name]))
+                except OSError as e:
+                    why = _summary(lb.take_log(), os.strerror(e.errno or errno.EINVAL))
+                    refused[hook.name].append(f"{sections[name]}: cannot attach: {why}")
                     choice[hook.name] += 1
                     return False
-                self._links.append(link)
                 self._programs[name] = lib.bpf_program__fd(program)
         loaded = {}
         for name in {p for h in self.probe.user_hooks for p in h.programs} - self._unusable.keys():
@@ -317,7 +337,7 @@ class LoadedProbe:
             self.state.state, self.state.reason = summary(self.state.files)
 
 
-def _summary(log: str) -> str:
+def _summary(log: str, otherwise: str = "no message") -> str:
     """The one line of libbpf's output that tells why: the verifier's last sentence, or the last warning."""
     unresolved = _UNRESOLVED.search(log)
     if unresolved:
@@ -327,7 +347,7 @@ def _summary(log: str) -> str:
         if line.startswith("processed ") and i:
             return lines[i - 1][:160]
     useful = [ln for ln in lines if not ln.startswith(("--", "libbpf: --"))]
-    return useful[0].removeprefix("libbpf: ")[:160] if useful else "no message"
+    return useful[0].removeprefix("libbpf: ")[:160] if useful else otherwise
 
 
 def _attach(p: LoadedProbe, config: Mapping[str, int]) -> None:

@@ -25,7 +25,9 @@ class Hook:
     """One thing to observe, by the first alternative that attaches.
 
     Each alternative is a tuple of program names that are attached together. ``lacks`` says of a program what it
-    may not see on a kernel without BTF of its own, ``limits`` what it may not see on any.
+    may not see on a kernel without BTF of its own, ``limits`` what it may not see on any. ``hz``: its programs, of
+    section ``perf_event``, run so many times per second on every CPU. ``walks``: its program, of section
+    ``iter.s/task``, runs over the threads of a process whenever somebody asks for it.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Hook:
     required: bool = True  # without it the probe is useless
     lacks: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
+    hz: int = 0
+    walks: bool = False
 
     def programs(self) -> set[str]:
         """Return every program that any alternative names."""

@@ -15,6 +15,7 @@ MAX_KINDS = 1024
 MAX_WATCHED = 2048
 _BPF_MAP_TYPE_HASH, _BPF_MAP_TYPE_PERCPU_ARRAY = 1, 6
 _BPF_F_NO_PREALLOC = 1
+PYTHON_BYTES = 56  # struct whyspan_python, python.bpf.h
 MAX_RING_BYTES = 16 << 20  # all rings together; each counts twice in RSS
 
 
@@ -37,7 +38,13 @@ def shard_plan(cpus: int, total_bytes: int) -> tuple[int, int]:
 class SharedMaps:
     """Owns the shared maps' descriptors. ``by_name`` is what objects reuse."""
 
-    def __init__(self, ring_bytes: int, blob_bytes: int = 1 << 20, mark_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        ring_bytes: int,
+        blob_bytes: int = 1 << 20,
+        mark_bytes: int = 1 << 20,
+        stack_bytes: int = 1 << 20,
+    ) -> None:
         lib = libbpf()
         cpus = check(lib.libbpf_num_possible_cpus(), "possible CPUs")
         self.shards, each = shard_plan(cpus, ring_bytes)
@@ -65,7 +72,21 @@ class SharedMaps:
         )
         blobs = create_ring("whyspan_blobs", blob_bytes)
         marks = create_ring("whyspan_marks", mark_bytes)
+        stacks = create_ring("whyspan_stacks", stack_bytes)
+        pythons = check(
+            lib.bpf_map_create(
+                _BPF_MAP_TYPE_HASH,
+                b"whyspan_pythons",
+                4,
+                PYTHON_BYTES,
+                MAX_WATCHED,
+                ct.byref(hash_opts),
+            ),
+            "cannot create the table of interpreters",
+        )
         self.by_name = {
+            "whyspan_stacks": stacks,
+            "whyspan_pythons": pythons,
             "whyspan_rings": outer,
             "whyspan_drops": drops,
             "whyspan_watched": watched,
@@ -81,6 +102,7 @@ class SharedMaps:
             self.waiter.register(fd, select.EPOLLIN | select.EPOLLET)
         self.blobs = BlobRing(blobs, blob_bytes)
         self.marks = BlobRing(marks, mark_bytes)
+        self.stacks = BlobRing(stacks, stack_bytes)
         self.drops = DropCounters(drops)
 
     def watch(self, tgid: int, service: int) -> None:
@@ -95,6 +117,16 @@ class SharedMaps:
         """Remove a process; harmless when it is not there."""
         key = ct.c_uint32(tgid)
         libbpf().bpf_map_delete_elem(self.by_name["whyspan_watched"], ct.byref(key))
+        libbpf().bpf_map_delete_elem(self.by_name["whyspan_pythons"], ct.byref(key))
+
+    def set_python(self, tgid: int, layout: bytes) -> None:
+        """Say where things lie in a process's interpreter: ``struct whyspan_python``. Raises OSError."""
+        assert len(layout) == PYTHON_BYTES
+        key = ct.c_uint32(tgid)
+        check(
+            libbpf().bpf_map_update_elem(self.by_name["whyspan_pythons"], ct.byref(key), layout, 0),
+            f"interpreter of process {tgid}",
+        )
 
     def watched(self) -> set[int]:
         """Return the processes watched now, forked children included."""
@@ -115,6 +147,7 @@ class SharedMaps:
             ring.close()
         self.blobs.close()
         self.marks.close()
+        self.stacks.close()
         for name, fd in self.by_name.items():
-            if name not in ("whyspan_blobs", "whyspan_marks"):
+            if name not in ("whyspan_blobs", "whyspan_marks", "whyspan_stacks"):
                 os.close(fd)

@@ -97,6 +97,8 @@ _PAYLOADS: dict[str, list[tuple[str, str]]] = {
 }
 _PAYLOADS["sock_send"] = _PAYLOADS["sock_recv"]
 _PAYLOADS["gc_pause"] = [("begin_ns", "<u8"), ("collected", "<i8"), ("_pad", "V16")]
+_PAYLOADS["cpu_sample"] = [("stack", "<u8"), ("ip", "<u8"), ("_pad", "V16")]
+_PAYLOADS["wait_stack"] = [("stack", "<u8"), ("since_ns", "<u8"), ("ip", "<u8"), ("_pad", "<u8")]
 _PAYLOADS["gc_start"] = [("_pad", "V32")]
 _PAYLOADS["descriptor_refused"] = [
     ("limit", "<u8"),

@@ -15,9 +15,12 @@ from whyspan.errors import StoreError, WhyspanError
 if TYPE_CHECKING:
     from whyspan_exporters.reader import Reader, Stored
 
+    from whyspan.model import Finding
+
 
 _LISTED = 8
 _CAUSE_ROWS = 12
+_FRAMES = 12
 _FILE: click.Path = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -182,11 +185,26 @@ def report(stored: Stored, block: str = "█") -> list[str]:
             out.append(f"  fix       {clean(v.fix, 300)}")
     else:
         out.append("Not slow: sampled for the baseline.")
+    if f.stacks:
+        out += ["", *_code(f)]
     if f.phases:
         out += ["", *_engine.phase_rows(f.phases, r.start_ns, f.wall_ns, block)]
     out += ["", *_causes(stored), "", f"{'at ms':>10} {'for ms':>10}"]
     out += _timeline.lines(f.segments, r.start_ns, f.wall_ns, block)
     return out
+
+
+def _code(finding: Finding) -> list[str]:
+    """Return where the verdict's cause spent its time, else whatever was seen most often."""
+    from whyspan import codetext
+    from whyspan.text import clean
+
+    shown = codetext.of_cause(finding, finding.verdict.cause) or finding.stacks[0]
+    lines = codetext.frames(shown)
+    who = f"{clean(shown.thread, 40) or 'thread'} [{shown.tid}]"
+    out = [f"  code of {clean(shown.cause, 40)}: {who}, seen {shown.samples} times"]
+    out += [f"    {clean(line, 160)}" for line in lines[:_FRAMES]]
+    return [*out, f"    ... ({len(lines) - _FRAMES} more)"] if len(lines) > _FRAMES else out
 
 
 def _status(stored: Stored) -> str:

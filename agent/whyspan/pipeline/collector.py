@@ -278,6 +278,7 @@ class Collector:
                 self._recording = None
         self._budget.begin()
         self._offer(self._engine.feed(batch))
+        self._source.look_for_waits(self._engine.open_count() > 0)
         self._count_requests()
         totals = self._engine_totals.update(self._engine.engines, self._engine.facts, batch.now_ns)
         for (name, service, label), n in totals.items():

@@ -19,6 +19,7 @@ from whyspan_probes.schema import Events, Schema
 from whyspan_probes.state import ProbeState
 
 from whyspan import cgroups, hostfacts, memfacts
+from whyspan.code.stacks import Stacks
 from whyspan.config import Targets
 from whyspan.discovery import Discovery, Found
 from whyspan.diskfacts import DiskFacts
@@ -31,6 +32,7 @@ from whyspan.model import Batch, Fact, ProcessFact
 from whyspan.pipeline.markring import MarkRing
 from whyspan.pipeline.observed import Observed, host_cpus
 from whyspan.pipeline.strangers import Strangers
+from whyspan.pipeline.waitwatch import WaitWatch
 from whyspan.text import clean
 
 log = logging.getLogger("whyspan.collector")
@@ -89,6 +91,8 @@ class LiveSource:
         self._descriptor_counts = DescriptorCounts()
         self._disks = DiskFacts(self.schema)
         self._locks = LockFacts()
+        self._stacks = Stacks(self.session.maps)
+        self._waits = WaitWatch(self._walk)
         self._observed = Observed()
         self._memory = memfacts.Sampler()
         self._hooked: dict[tuple[str, ...], str] = {}  # what the log last said of a probe's hook in a file
@@ -165,6 +169,8 @@ class LiveSource:
         facts += self._follow(events)
         now_s = now_ns / 1e9
         facts += self._locks.follow(self.discovery.found, now_s)
+        facts += self._stacks.take()
+        self._follow_interpreters(now_s)
         if now_s >= self._next_facts_s:
             self._next_facts_s = now_s + _FACTS_EVERY_S
             facts += self._refresh()
@@ -194,6 +200,7 @@ class LiveSource:
 
     def close(self) -> None:
         """Detach everything."""
+        self._waits.close()
         self.session.close()
         os.close(self._wake)
 
@@ -214,6 +221,19 @@ class LiveSource:
                     log.info("probe %s: %s in %s: %s%s", p.probe.name, f.hook, clean(f.path), f.state, why)
             self._hooked = {k: v for k, v in self._hooked.items() if k[0] != p.probe.name}
             self._hooked |= {(p.probe.name, *key): f.state for key, f in now.items()}
+
+    def _walk(self, tgids: Iterable[int]) -> None:
+        for probe in self.session.probes:
+            probe.walk(tgids)
+
+    def look_for_waits(self, serving: bool) -> None:
+        """Have blocked threads looked for while there are requests in progress."""
+        self._waits.look_at(self.discovery.found if serving else ())
+
+    def _follow_interpreters(self, now_s: float) -> None:
+        for tgid, one in self._stacks.follow(self.discovery.found, now_s).items():
+            if one.problem:
+                log.info("process %d: frames of Python are not read: %s", tgid, one.problem)
 
     def _watch(self, tgid: int, service: str) -> None:
         if service not in self._services:
@@ -239,6 +259,7 @@ class LiveSource:
     def _forget(self, tgid: int) -> None:
         self._threads.pop(tgid, None)
         self._described.pop(tgid, None)
+        self._stacks.again(tgid)
 
     def _refresh(self) -> list[Fact]:
         """New threads' names, and what somebody may have just changed: cgroup, CPU mask, quota."""
@@ -274,6 +295,7 @@ class LiveSource:
             if found:
                 self.session.look_again(tgid)
                 self._locks.again(tgid)
+                self._stacks.again(tgid)
                 out += self._describe(tgid, found.service)
         out += self._observed.tracers(self.schema.select(events, "sched_switch_out"))
         # Before exits are followed: what was watched until now is no stranger.
@@ -309,7 +331,8 @@ class LiveSource:
                     out[t.name] = count - self._lost.get(t.name, 0)
                     self._lost[t.name] = count
             p.state.drops = total
-        for name, total in (("head", self._heads.lost), ("bad_mark", self._marks.bad)):
+        stacks = self._stacks.bad + self._stacks.crowded_out
+        for name, total in (("head", self._heads.lost), ("bad_mark", self._marks.bad), ("stack", stacks)):
             if total > self._lost.get(name, 0):
                 out[name] = total - self._lost.get(name, 0)
                 self._lost[name] = total

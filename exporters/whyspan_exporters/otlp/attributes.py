@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Final
 
+from whyspan import codetext
 from whyspan.model import (
     FAILED,
     UNKNOWN,
@@ -33,6 +34,8 @@ NAME_CHARS: Final = 128
 #: Entries of ``whyspan.ruled_out``, and of a request's times per cause.
 MAX_RULED_OUT: Final = 16
 MAX_CAUSES: Final = 16
+#: Of ``code.stacktrace``, the innermost first.
+MAX_FRAMES: Final = 40
 _MIN_CAUSE_MS: Final = 0.05
 # Semantic conventions, http.request.method: any other is "_OTHER", so that the values stay few.
 _METHODS: Final = frozenset(
@@ -153,6 +156,24 @@ def of_cause(finding: Finding, cause: str, mine: list[Segment]) -> Attributes:
         out["process.pid"] = int64(longest.tgid)
         out["thread.id"] = int64(longest.tid)
         put(out, "thread.name", clean(longest.thread, NAME_CHARS))
+    return out | _of_code(finding, cause)
+
+
+def _of_code(finding: Finding, cause: str) -> Attributes:
+    """Return where most of a cause's time went, as far as it was sampled."""
+    out: Attributes = {}
+    stack = codetext.of_cause(finding, cause)
+    if stack is None:
+        return out
+    top = stack.python[0]
+    put(out, "code.function.name", clean(top.function, TEXT_CHARS))
+    put(out, "code.file.path", clean(top.file, TEXT_CHARS))
+    put(out, "code.line.number", int64(top.line))
+    put(
+        out,
+        "code.stacktrace",
+        "\n".join(clean(line, TEXT_CHARS) for line in codetext.frames(stack)[:MAX_FRAMES]),
+    )
     return out
 
 

@@ -99,6 +99,7 @@ class Fault:
         per_s: victims per second, while it is on; 0: as always.
         victim: what victims ask while it is on, merged over the usual body.
         failing: its victims fail instead of being slow, and are judged when they do.
+        code: functions of Python, qualified, of which one is the innermost while the time is lost; empty: none is.
     """
 
     id: str
@@ -111,3 +112,4 @@ class Fault:
     per_s: float = 0.0
     victim: Mapping[str, Any] = field(default_factory=dict)
     failing: bool = False
+    code: tuple[str, ...] = ()

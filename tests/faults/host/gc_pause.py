@@ -89,4 +89,11 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         await hands.switch("gc_pause", None)
 
 
-FAULT = Fault("gc_pause", ("python.gc",), inject, (HTTP, THREADED, VLLM), per_s=4)
+FAULT = Fault(
+    "gc_pause",
+    ("python.gc",),
+    inject,
+    (HTTP, THREADED, VLLM),
+    per_s=4,
+    code=("Pauses.on_loop", "Pauses.on_worker"),
+)

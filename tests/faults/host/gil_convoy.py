@@ -49,4 +49,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         yield injected
 
 
-FAULT = Fault("gil_convoy", ("python.gil",), inject, (HTTP, THREADED), per_s=3)
+FAULT = Fault("gil_convoy", ("python.gil",), inject, (HTTP, THREADED), per_s=3, code=("Convoy.keep",))

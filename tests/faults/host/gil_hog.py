@@ -37,4 +37,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         yield injected
 
 
-FAULT = Fault("gil_hog", ("python.gil",), inject, (HTTP, THREADED, VLLM))
+FAULT = Fault("gil_hog", ("python.gil",), inject, (HTTP, THREADED, VLLM), code=("Hog.keep",))

@@ -51,4 +51,10 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         os.kill(reader, signal.SIGCONT)
 
 
-FAULT = Fault("log_pipe", ("io.log_blocked",), inject, (HTTP, THREADED, VLLM))
+FAULT = Fault(
+    "log_pipe",
+    ("io.log_blocked",),
+    inject,
+    (HTTP, THREADED, VLLM),
+    code=("log", "StreamHandler.flush", "StreamHandler.emit"),
+)

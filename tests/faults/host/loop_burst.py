@@ -48,4 +48,4 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         await hands.switch("loop_burst", None)
 
 
-FAULT = Fault("loop_burst", ("python.loop_blocked",), inject, (HTTP, VLLM), per_s=3)
+FAULT = Fault("loop_burst", ("python.loop_blocked",), inject, (HTTP, VLLM), per_s=3, code=("burn",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,6 +77,11 @@ class Result:
             "unknown_share": sum(j.unknown_ms for j in judged) / slow_ms if slow_ms else 0.0,
             "verdict_s_p50": score.percentile(times, 0.5),
             "verdict_s_p99": score.percentile(times, 0.99),
+            # Of the requests with the right verdict; a case counts when nearly all of them name the function.
+            "code": score.share(c.code_ratio >= score.NEEDED for c in valid if c.code),
+            "code_requests": score.share(
+                j.code in c.code for c in valid if c.code for j in c.judged if j.right
+            ),
             "by_kind": by_kind,
             "baselines": {
                 n: {
@@ -93,12 +99,13 @@ def _slowed(c: CaseScore) -> str:
 
 def show(result: Result, console: Console) -> None:
     """Print the table and the misses."""
-    table = Table("case", "cause", "slowed", "top1", "top3", "ms", "verdict s", "misses")
+    table = Table("case", "cause", "slowed", "top1", "top3", "code", "ms", "verdict s", "misses")
     for c in result.cases:
         times = [j.verdict_s for j in c.judged if j.verdict_s is not None]
         misses = c.error or ", ".join(f"{n}x {said}" for (said, _), n in c.misses().most_common(3))
         table.add_row(
             *(c.name, c.causes[0], _slowed(c), f"{c.top1_ratio:.0%}", f"{c.top3_ratio:.0%}"),
+            f"{c.code_ratio:.0%}" if c.code else "",
             *(f"{c.excess_ms:.0f}", f"{score.percentile(times, 0.99):.2f}", misses),
             style="" if c.right else "red",
         )
@@ -131,6 +138,8 @@ def as_json(result: Result) -> str:
             "bites": c.bites,
             "decoy_proof": c.decoy_proof or c.decoy_missing,
             "excused": c.excused,
+            "code": dict(Counter(j.code for j in c.judged if j.right)),
+            "code_ratio": c.code_ratio if c.code else None,
             "error": c.error,
             "requests": [(round(j.latency_ms, 1), j.cause, j.right, j.verdict_s) for j in c.judged],
             "sentence": next((j.sentence for j in c.judged if j.right), ""),

@@ -145,7 +145,7 @@ class Bench:
     async def _case(self, case: Case, agent: Agent, steady: Steady) -> Done:
         fault = case.fault
         causes = score.allowed(fault.causes, self.parents)
-        result = CaseScore(case.server, fault.id, case.decoy, causes)
+        result = CaseScore(case.server, fault.id, case.decoy, causes, code=fault.code)
         done = Done(case, result, Window(0, 0, 0, 0))
         hands = self._hands(case, agent)
         usual_rate = steady.per_s

@@ -72,6 +72,7 @@ class Judged:
     unknown_ms: float = 0.0
     verdict_s: float | None = None
     sentence: str = ""
+    code: str = ""  # the function that the verdict names
 
     @property
     def right(self) -> bool:
@@ -122,6 +123,7 @@ def judge(
         min(finding.causes.get(UNKNOWN, 0.0), latency_ms),
         (arrived_ns - request.end_ns) / 1e9 if arrived_ns is not None else None,
         v.sentence,
+        v.code.function if v.code is not None else "",
     )
 
 
@@ -139,6 +141,7 @@ class CaseScore:
     decoy_missing: str = ""  # why there is no proof of the decoy
     members: int = 0
     on_s: float = 0.0
+    code: tuple[str, ...] = ()  # functions that are right, see Fault.code
     excused: int = 0  # slowed ones that the agent says it did not explain, over its own limits
     judged: list[Judged] = field(default_factory=list)
     baselines: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)  # guesses per judged request
@@ -165,6 +168,12 @@ class CaseScore:
     def top3_ratio(self) -> float:
         """Share of its slowed requests with the right cause among the first three."""
         return self._share(sum(j.among(self.causes) for j in self.judged))
+
+    @property
+    def code_ratio(self) -> float:
+        """Share of the requests with the right verdict that names the right function."""
+        mine = [j.code in self.code for j in self.judged if j.right]
+        return sum(mine) / len(mine) if mine else 0.0
 
     @property
     def right(self) -> bool:

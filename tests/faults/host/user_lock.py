@@ -33,4 +33,11 @@ async def inject(hands: Hands) -> AsyncIterator[Injected]:
         yield injected
 
 
-FAULT = Fault("user_lock", ("lock.contention",), inject, (HTTP, THREADED), per_s=4)
+FAULT = Fault(
+    "user_lock",
+    ("lock.contention",),
+    inject,
+    (HTTP, THREADED),
+    per_s=4,
+    code=("Mutex.keep", "Mutex.on_worker"),
+)
