@@ -92,7 +92,7 @@ class Life:
             self.guest.run(f"sed -i 's/^e2e_ms = .*/e2e_ms = 123456/' {CONFIG}")
             entry["status"] = self.service.reload().status
             # systemd waits for the signal to be sent, not for what it does.
-            self.guest.until(f"{LOG} -u whyspan | grep -q '^reloaded: .*slo.e2e_ms'", timeout_s=600)
+            self.guest.until(f"{LOG} -u whyspan | grep -q 'reloaded: .*slo.e2e_ms'", timeout_s=600)
             self.service.wait_active()
             entry["log"] = self.guest.run(f"{LOG} -u whyspan -n 6").output
             self.service.check_process(self.pid)
