@@ -137,7 +137,8 @@ package: venv build ## Build dist/: the Debian package and the wheels (3 min); S
 
 .PHONY: test
 test: venv build vllm llama boards page ## Run the tiers unit, bpf, boards, page, engine (WHYSPAN_REQUIRE=bpf,engine,boards,page: no skips)
-	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/unit tests/bpf tests/boards tests/page tests/engine) $(ARGS)
+	$(Q)$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile tests/unit
+	$(Q)$(TEST_SUDO) $(BIN)/python -m pytest $(wildcard tests/bpf tests/boards tests/page tests/engine) $(ARGS)
 
 KERNEL ?=
 SMOKE ?=

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tests.engine.install import cache
 
-SUITES = ("trixie",)
+SUITES = ("trixie", "sid")  # CPython 3.13 and 3.14
 _SBIN = ":/usr/local/sbin:/usr/sbin:/sbin"
 
 

@@ -43,7 +43,7 @@ _MAX_TEMPLATES = 32  # each is a time series
 OTLP_PROTOCOLS = ("grpc", "http/protobuf")
 TEMPORALITIES = ("cumulative", "delta", "lowmemory")
 FEED_KINDS = ("kv_events", "forward_pass", "metrics", "health")
-BURST_KINDS = ("malloc", "syscalls")
+BURST_KINDS = ("malloc", "samples", "syscalls")
 FEED_ENGINES = ("vllm", "sglang", "llama.cpp")
 
 Milliseconds = Annotated[float, Meta(ge=0)]
@@ -121,9 +121,11 @@ class Collector(_Section, frozen=True):
     ordinary_per_s: Annotated[float, Meta(ge=0)] = 0.1
     budget_core_ratio: Ratio = 0.01  # of one core
     budget_target_ratio: Ratio = 0.01  # of what the targets burn
+    stall_ms: Annotated[float, Meta(ge=0)] = 200  # 0: no snapshots of stalled processes
     record: str = ""
     header_allow: tuple[str, ...] = HEADERS
     template_allow: tuple[str, ...] = ()
+    known_frames: tuple[str, ...] = ()
     disable_probes: tuple[str, ...] = ()
     btf: str = ""
 

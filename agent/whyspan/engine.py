@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from whyspan_probes.schema import EVENT, Events, Schema
 
-from whyspan import codetext, critical_path, slices, stacks, verdict
+from whyspan import codetext, critical_path, slices, stacks, stalled, verdict
 from whyspan.baseline import Baseline, Objectives
 from whyspan.beside import Beside
 from whyspan.causes import Classified, Context, classify
@@ -25,7 +25,7 @@ from whyspan.engines.gaps import token_gaps_s
 from whyspan.facts import Facts
 from whyspan.index import joined
 from whyspan.marks import Mark
-from whyspan.model import FAILED, Batch, Finding, Request, Segment
+from whyspan.model import FAILED, Batch, CodeStack, Finding, Request, Segment, Snapshot
 from whyspan.recorder import Recorder
 from whyspan.requests import RequestTable
 from whyspan.tally import Tally
@@ -49,6 +49,8 @@ _MAX_WAITING = 1000
 _FIRST_ALIKE = 3
 #: An open request is reported once it is this old, however low its objective: a younger one may be about to end.
 _OPEN_AGE_NS = 2 * _SECOND_NS
+#: From when a snapshot of a frozen engine is asked for until it is here: two drains.
+_LOOK_NS = _SECOND_NS // 2
 #: What of a thread's history goes from one slice to the next: enough to tell since when, and in what, it waits.
 _CARRIED = ("sched_switch_out", "sched_switch_in", "sched_wake", "fd_block")
 _CARRIED_ROWS = 8
@@ -111,6 +113,9 @@ class _Long:
     carried: Events = field(default_factory=lambda: np.empty(0, EVENT))
     own: frozenset[int] = frozenset()  # the threads set to work for it, seen in the first slice
     path: tuple[OnPath, ...] = ()  # its critical path, as far as steps that name no requests lie on it
+    stacks: list[CodeStack] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    asked_ns: int = 0  # when a look at its frozen engine was asked for
 
 
 class Engine:
@@ -147,6 +152,7 @@ class Engine:
         self._long: dict[tuple[int, int], _Long] = {}
         self._buckets: dict[tuple[str, str], _Tokens] = {}
         self._open_checked_ns = 0
+        self._newly_frozen: set[int] = set()
         self._shared: Timelines | None = None  # during one batch
 
     def reconfigure(self, settings: Settings) -> None:
@@ -203,6 +209,15 @@ class Engine:
     def open_count(self) -> int:
         """Return the number of requests in progress."""
         return len(self._requests.open_requests())
+
+    def serving(self) -> set[int]:
+        """Return the threads that serve the requests in progress, as far as they are known."""
+        return {tid for r in self._requests.open_requests() for tid in (r.start_tid, r.end_tid) if tid}
+
+    def frozen(self) -> set[int]:
+        """Return the processes that have frozen since the last call: what their threads do is worth a look."""
+        frozen, self._newly_frozen = self._newly_frozen, set()
+        return frozen
 
     def _bucket(self, service: str, name: str, per_s: float) -> _Tokens:
         key = (service, name)
@@ -362,11 +377,27 @@ class Engine:
         lost = self._recorder.lost(request.start_ns, request.end_ns)
         finding = verdict.explain(request, whole, self.baseline, reason, lost, ctx)
         if finding.slow or request.outcome in FAILED:
-            finding.stacks = stacks.gather(finding.segments, ctx.timelines, self.facts)
+            before = long.stacks if long is not None else []
+            mine, taken = self._seen(request, last, ctx)
+            finding.stacks = stacks.merged([*before, *mine])
+            finding.snapshots = [*(long.snapshots if long is not None else ()), *taken][
+                : stalled.MAX_SNAPSHOTS
+            ]
             codetext.tell(finding)
         finding.segments = slices.compact(finding.segments)
         _assert_tiles(finding)
         return finding, whole
+
+    def _seen(
+        self, request: Request, part: Classified, ctx: Context
+    ) -> tuple[list[CodeStack], list[Snapshot]]:
+        """Return what was sampled on a part of the path, and the snapshots taken meanwhile."""
+        tgids = self.facts.tgids(request.service) | {request.tgid, *(s.tgid for s in part.segments)}
+        serving = {request.start_tid, request.end_tid, *(s.tid for s in part.segments)}
+        return (
+            stacks.gather(part.segments, ctx.timelines, self.facts),
+            stalled.snapshots(ctx.timelines, part.path, tgids, serving),
+        )
 
     def _still_open(self, now_ns: int) -> list[Finding]:
         findings = []
@@ -381,7 +412,7 @@ class Engine:
             if not (long and long.reported):
                 if limit and age_ms > max(limit, _OPEN_AGE_NS / 1e6):
                     reason = f"latency {age_ms:.0f} ms and still open, over the objective of {limit:g} ms"
-                elif stuck := self._stuck(r, now_ns, frozen):
+                elif (stuck := self._stuck(r, now_ns, frozen)) and self._looked_at(r, now_ns, frozen):
                     reason = (
                         f"latency {age_ms:.0f} ms and still open; no progress of its engine for {stuck:.0f} s"
                     )
@@ -402,6 +433,9 @@ class Engine:
                 if not kept.parts:
                     kept.own = critical_path.own_threads(ctx.timelines, ctx.request)
                 self._carry(kept, ctx, part.segments)
+                mine, taken = self._seen(r, part, ctx)
+                kept.stacks = stacks.merged([*kept.stacks, *mine])
+                kept.snapshots = [*kept.snapshots, *taken][: stalled.MAX_SNAPSHOTS]
                 kept.path = ctx.engine.path if ctx.engine is not None else ()
                 part.segments[:] = slices.compact(part.segments)
                 kept.parts.append(part._replace(path=part.path._replace(segments=[])))
@@ -435,6 +469,14 @@ class Engine:
                 frozen[core] = frozen_since(self.engines, core, now_ns)
         since = max((frozen[core] for core in cores), default=0)
         return (now_ns - since) / 1e9 if since else 0.0
+
+    def _looked_at(self, request: Request, now_ns: int, frozen: dict[int, int]) -> bool:
+        """Return whether there was time to look at the threads of what has frozen, which this asks for."""
+        long = self._long.setdefault((request.cookie, request.seq), _Long(request.start_ns))
+        if not long.asked_ns:
+            long.asked_ns = now_ns
+            self._newly_frozen |= {core for core, since_ns in frozen.items() if since_ns}
+        return now_ns - long.asked_ns >= _LOOK_NS
 
     def _report_open(self, request: Request, now_ns: int, reason: str) -> Finding:
         seen = msgspec.structs.replace(

@@ -278,17 +278,22 @@ class CodeFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StackFact(msgspec.Struct, frozen=True, tag=True):
-    """A stack by its number, innermost frames first. ``flags`` as of ``cpu_sample``.
+    """A stack by its number, innermost frames first. ``flags`` as of ``cpu_sample``; 64: the program's break off.
 
-    ``user`` are addresses in the program; ``kernel`` are names of functions. Any of the three may be empty.
+    ``native`` are the program's frames, as ``function [module]`` where that is known and ``module+offset`` else;
+    ``kernel`` are names of functions. Any of the three may be empty. A stack may be told again, when its frames have
+    got names. ``work`` is the kind of work that it does (known_frames.toml), ``hint`` what may be done about it, each
+    empty when not known.
     """
 
     id: int
     tgid: int
     flags: int
     python: list[CodeFrame] = []
-    user: list[int] = []
+    native: list[str] = []
     kernel: list[str] = []
+    work: str = ""
+    hint: str = ""
 
 
 Fact = (
@@ -429,6 +434,8 @@ class CodeStack(msgspec.Struct, kw_only=True):
     ``native`` has the program's frames as module+offset or function, ``kernel`` the names of functions. ``cut``: there
     are more frames than these. ``holder``: of the thread that had the interpreter lock, while another waited for it.
     ``blocked``: the thread was blocked there, and ``samples`` counts such blocks.
+    Of a thread with frames of Python ``native`` is what the innermost of these called; its last line may be
+    ``(frames missing)``. ``work`` and ``hint`` as of `StackFact`.
     """
 
     cause: str
@@ -442,6 +449,38 @@ class CodeStack(msgspec.Struct, kw_only=True):
     cut: bool = False
     holder: bool = False
     blocked: bool = False
+    work: str = ""
+    hint: str = ""
+
+
+class ThreadGroup(msgspec.Struct, kw_only=True):
+    """Threads that were in the same place in the same state when their process was looked at.
+
+    ``threads`` has the names of some. ``state``: running, runnable, blocked, in the system call ``syscall``. ``for_ms``
+    is how long the first of them had been so at least; 0 not known. ``stalled``: it serves the request. Frames as of
+    `CodeStack`.
+    """
+
+    state: str
+    count: int = 1
+    threads: list[str] = []
+    syscall: str = ""
+    for_ms: float = 0.0
+    stalled: bool = False
+    python: list[CodeFrame] = []
+    native: list[str] = []
+    kernel: list[str] = []
+    cut: bool = False
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """All threads of a process at one moment, taken since one that serves requests stalled, or its engine froze."""
+
+    at_ns: int
+    tgid: int
+    process: str = ""
+    groups: list[ThreadGroup] = []
+    left_out: int = 0  # threads in groups beyond those
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -536,3 +575,4 @@ class Finding(msgspec.Struct, kw_only=True):
     phases: list[PhaseTime] = []  # as the engine tells them; they tile the request
     engine: EngineFacts | None = None
     stacks: list[CodeStack] = []  # sampled on the path, those seen most often first
+    snapshots: list[Snapshot] = []

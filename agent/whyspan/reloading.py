@@ -36,7 +36,14 @@ _OF_SECTION: Final = {
 }
 #: Keys that are another matter than their section: rings, objects and recordings are made once.
 _OF_KEY: Final = dict.fromkeys(
-    ("collector.ring_bytes", "collector.record", "collector.disable_probes", "collector.btf"), Effect.REBUILD
+    (
+        "collector.ring_bytes",
+        "collector.record",
+        "collector.disable_probes",
+        "collector.btf",
+        "collector.known_frames",
+    ),
+    Effect.REBUILD,
 )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from whyspan.facts import Facts
-from whyspan.model import CodeStack, LockFact, Segment, StackFact
+from whyspan.model import CodeStack, Segment, StackFact
 from whyspan.threads import Timelines
 from whyspan.timeline import RUNNING
 
@@ -18,8 +21,14 @@ MAX_STACKS: Final = 32
 MAX_FRAMES: Final = 64
 # Flags of cpu_sample.
 HAS_GIL: Final = 1
-_CUT: Final = 2 | 4 | 16
-#: What Python's own evaluation is called in native stacks ends where Python's frames begin.
+_PYTHON_CUT: Final = 2 | 4
+_NATIVE_CUT: Final = 16 | 64
+#: What executes frames of Python: above it is what these have called, below it the interpreter itself.
+_EVALUATES: Final = re.compile(r"(?:_PyEval_EvalFrameDefault|_PyEval_Vector|_TAIL_CALL_\w+)(?:\.\w+)* \[")
+#: Code of the interpreter that has no name: it may be what executes frames, or anything else.
+_INTERPRETER: Final = re.compile(r"(?:lib)?python3(?:\.\d+)?[a-z]*(?:\.so[.\d]*)?\+0x[0-9a-f]+")
+#: A line that stands for frames that were not found.
+MISSING: Final = "(frames missing)"
 _WAITED_FOR_GIL: Final = "python.gil"
 #: No shorter wait has been looked at (waits.py).
 _LONG_WAIT_NS: Final = 100_000_000
@@ -48,17 +57,25 @@ def gather(segments: Sequence[Segment], timelines: Timelines, facts: Facts) -> l
                 flags[stacks[i]] = aux[i]
     _holders(segments, timelines, counts, flags)
     _waits(segments, timelines, counts, flags)
-    # Two addresses in one line are one place for whoever reads.
-    merged: dict[tuple[object, ...], CodeStack] = {}
+    named = []
     for key, n in counts.items():
         fact = facts.stack(key.stack)
-        if fact is None:
-            continue
-        one = _named(key, fact, flags[key.stack], facts)
-        same = (key.cause, key.tid, key.holder, key.blocked, (*one.kernel, *one.native, *one.python))
-        known = merged.setdefault(same, one)
-        known.samples += n
-    return sorted(merged.values(), key=lambda c: (-c.samples, c.cause, c.tid))[:MAX_STACKS]
+        if fact is not None:
+            named.append(_named(key, fact, flags[key.stack], facts))
+            named[-1].samples = n
+    return merged(named)
+
+
+def merged(found: Iterable[CodeStack], limit: int = MAX_STACKS) -> list[CodeStack]:
+    """Return stacks with those that are the same as one, those seen most often first, at most *limit*."""
+    out: dict[tuple[object, ...], CodeStack] = {}
+    for one in found:
+        # Two addresses in one line are one place for whoever reads.
+        same = (one.cause, one.tid, one.holder, one.blocked, one.work, *one.kernel, *one.native, *one.python)
+        known = out.get(same)
+        total = one.samples + (known.samples if known is not None else 0)
+        out[same] = msgspec.structs.replace(one, samples=total)
+    return sorted(out.values(), key=lambda c: (-c.samples, c.cause, c.tid))[:limit]
 
 
 def _sampled(
@@ -119,24 +136,43 @@ def _waits(
 
 
 def _named(key: _Key, fact: StackFact, flags: int, facts: Facts) -> CodeStack:
-    locks = facts.locks(fact.tgid)
     return CodeStack(
         cause=key.cause,
         tgid=fact.tgid,
         tid=key.tid,
         thread=facts.thread_name(key.tid, fact.tgid),
         python=fact.python[:MAX_FRAMES],
-        native=[_place(a, locks) for a in fact.user[:MAX_FRAMES]],
+        native=places(fact),
         kernel=fact.kernel[:MAX_FRAMES],
-        cut=bool(flags & _CUT) or len(fact.python) > MAX_FRAMES,
+        cut=is_cut(fact, flags),
         holder=key.holder,
         blocked=key.blocked,
+        work=fact.work,
+        hint=fact.hint,
     )
 
 
-def _place(address: int, locks: LockFact | None) -> str:
-    """Return a module and an offset in its code: what can be said without its symbols."""
-    for r in locks.text if locks is not None else ():
-        if r.start <= address < r.end:
-            return f"{r.path.rpartition('/')[2]}+0x{address - r.start:x}"
-    return f"0x{address:x}"
+def is_cut(fact: StackFact, flags: int) -> bool:
+    """Return whether there are more frames than those kept. *flags* as of ``cpu_sample``."""
+    if fact.python:
+        return bool(flags & _PYTHON_CUT) or len(fact.python) > MAX_FRAMES
+    return bool((flags | fact.flags) & _NATIVE_CUT) or len(fact.native) > MAX_FRAMES
+
+
+def places(fact: StackFact) -> list[str]:
+    """Return the program's frames: of a thread that executes Python those that the innermost of its frames called.
+
+    Between them and Python stands `MISSING` where no frame of the interpreter's evaluation was found below them.
+    """
+    if not fact.python:
+        return fact.native[:MAX_FRAMES]
+    called: list[str] = []
+    for frame in fact.native:
+        if _EVALUATES.match(frame):
+            while called and _INTERPRETER.fullmatch(called[-1]):
+                called.pop()
+            return called[:MAX_FRAMES]
+        called.append(frame)
+    # Without it, what lies below the first frame of the interpreter is the interpreter, or not to be relied on.
+    inner = next((i for i, frame in enumerate(called) if _INTERPRETER.fullmatch(frame)), len(called))
+    return [*called[: min(inner, MAX_FRAMES)], MISSING] if inner else []

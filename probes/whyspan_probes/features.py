@@ -157,6 +157,14 @@ class HookTable:
             # "bpf: Add multi uprobe link" (6.6)
             known = not self._btf or "BPF_TRACE_UPROBE_MULTI" in self._btf.enum("bpf_attach_type")
             return "" if known else "this kernel has no uprobe.multi links"
+        if kind == "perf_event":
+            # Here only the samplers', whose loops are bpf_loop: "bpf: Add bpf_loop helper" (5.17)
+            return "" if self._helps("loop") else "this kernel has no bpf_loop"
+        if section == "iter.s/task":
+            # "bpf: Add bpf_copy_from_user_task() helper" (5.18), "bpf: Parameterize task iterators." (6.1)
+            known = not self._btf or bool(self._btf.enum("bpf_iter_task_type"))
+            useful = known and self._helps("loop") and self._helps("copy_from_user_task")
+            return "" if useful else "this kernel has no iterators over the threads of one process"
         if kind in {"uprobe", "uretprobe"}:
             return "" if _PERF_UPROBE.exists() or tracefs() else "neither perf uprobes nor tracefs"
         return ""
@@ -182,6 +190,10 @@ class HookTable:
     def _knows(self, function: str) -> bool:
         """Whether the kernel has a function; without BTF the attempt tells."""
         return not self._btf or bool(self._btf.find(function, FUNC))
+
+    def _helps(self, helper: str) -> bool:
+        """Whether programs may call a function of BPF; without BTF the attempt tells."""
+        return not self._btf or f"BPF_FUNC_{helper}" in self._btf.enum("bpf_func_id")
 
     def _has(self, tracepoint: str) -> bool:
         if self._btf and self._btf.find(f"btf_trace_{tracepoint}", TYPEDEF):

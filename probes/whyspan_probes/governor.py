@@ -1,4 +1,4 @@
-"""Measures what the probes cost, and detaches them in a declared order when that passes the budget."""
+"""Measures what the probes cost, and detaches them in a declared order when it passes the budget; later tries again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ CONFIRM_S = 5.0
 WORTH_RATIO = 0.1
 #: The targets' use is the most of this many windows: while they are starved, they burn little and cost as much.
 TARGET_WINDOWS = 4
+#: A probe is tried again after this time, and after twice as long each time that it had to go once more.
+RETRY_S, LONGEST_RETRY_S = 300.0, 4 * 3600.0
+#: It is tried only while the others cost no more than this share of the budget.
+HEADROOM_RATIO = 0.5
 
 
 class Budget(NamedTuple):
@@ -32,6 +36,11 @@ class Budget(NamedTuple):
     def limit(self, target_cores: float) -> float:
         """Return the budget in cores, given what the targets burn in cores."""
         return max(self.core_ratio, self.target_ratio * target_cores)
+
+
+class _Shed(NamedTuple):
+    due_s: float
+    delay_s: float
 
 
 class Governor:
@@ -59,6 +68,7 @@ class Governor:
         self.target_cores = 0.0
         self.confirming = False  # the last window was over budget; the next one decides
         self._burnt: deque[float] = deque(maxlen=TARGET_WINDOWS)
+        self._shed: dict[str, _Shed] = {}
 
     def rebudget(self, budget: Budget) -> None:
         """Enforce other limits. What is detached stays so."""
@@ -126,8 +136,11 @@ class Governor:
     def _enforce(self, now_s: float) -> None:
         used, limit = self.bpf_cores + self.agent_cores, self._budget.limit(max(self._burnt))
         if self.bpf_cores <= limit:
+            # Detaching a probe lowers the cost of the probes; the agent's own is bounded by rates.
             self.confirming = False
-            return  # detaching a probe lowers the cost of the probes; the agent's own is bounded by rates
+            if self.bpf_cores <= HEADROOM_RATIO * limit:
+                self._retry(now_s)
+            return
         if not self.confirming:
             self.confirming = True
             self._next_s = now_s + CONFIRM_S
@@ -145,3 +158,19 @@ class Governor:
         )
         log.warning("probe %s detached: %s", victim.probe.name, reason)
         victim.shed(reason)
+        before = self._shed.get(victim.probe.name)
+        delay_s = min(2 * before.delay_s, LONGEST_RETRY_S) if before else RETRY_S
+        self._shed[victim.probe.name] = _Shed(now_s + delay_s, delay_s)
+
+    def _retry(self, now_s: float) -> None:
+        """Attach the probe again that would have been the last to go: one at a time, each seen in a window first."""
+        due = [
+            p
+            for p in self._session.probes
+            if p.state.state == "shed" and self._shed.get(p.probe.name, _Shed(0.0, 0.0)).due_s <= now_s
+        ]
+        if not due:
+            return
+        probe = max(due, key=lambda p: p.probe.shed)
+        self._session.attach_again(probe)
+        log.info("probe %s tried again: %s", probe.probe.name, probe.state.state)

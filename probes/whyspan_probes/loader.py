@@ -101,6 +101,7 @@ class LoadedProbe:
         self._programs: dict[str, int] = {}
         self._user: UserHooks | None = None
         self._unusable: dict[str, str] = {}  # programs of user hooks, and why
+        self._config: Mapping[str, int] = {}
 
     @property
     def attached(self) -> bool:
@@ -125,6 +126,7 @@ class LoadedProbe:
         if not self.path.exists():
             self.state.state, self.state.reason = "failed", f"{self.path.name} is not built"
             return
+        self._config = config
         choice = {h.name: 0 for h in self.probe.hooks}
         refused: dict[str, list[str]] = {h.name: [] for h in self.probe.hooks}
         self._unusable = {}
@@ -156,12 +158,15 @@ class LoadedProbe:
             lb.libbpf().bpf_object__close(self._object)
             self._object = 0
 
-    def walk(self, tgids: Iterable[int]) -> None:
-        """Run the programs of hooks that walk over the threads of these processes; from any thread."""
+    def walk(self, hook: str, tgids: Iterable[int]) -> dict[int, bytes]:
+        """Run the program of a hook over the threads of these processes; return what it prints. From any thread."""
         with self._walking:
-            for walk in self._walks:
-                for tgid in tgids:
-                    walk.run(tgid)
+            return {tgid: walk.run(tgid) for walk in self._walks if walk.hook == hook for tgid in tgids}
+
+    def attach_again(self, hooks: HookTable) -> None:
+        """Attach with the same configuration what was detached. Failure is a state."""
+        self._hooks, self._kernel = hooks, hooks.kernel
+        _attach(self, self._config)
 
     def shed(self, reason: str) -> None:
         """Detach because of the budget."""
@@ -289,7 +294,7 @@ class LoadedProbe:
                     if hook.hz:
                         self._links += sampling.attach(program, hook.hz)
                     elif hook.walks:
-                        self._walks.append(Walk(program))
+                        self._walks.append(Walk(hook.name, program))
                     else:
                         self._links.append(lb.check_pointer(lib.bpf_program__attach(program), sections[name]))
                 except OSError as e:
@@ -405,6 +410,18 @@ class Session:
                     raise
         finally:
             self._hooks.close()
+
+    def attach_again(self, probe: LoadedProbe) -> None:
+        """Attach a probe that was shed. Takes some tenths of a second; failure is its state."""
+        hooks = HookTable(self._hooks.kernel)
+        try:
+            probe.attach_again(hooks)
+            probe.follow(self._mapped.files)
+        except PrivilegeError as e:  # given up since
+            probe.close()
+            probe.state.state, probe.state.reason = "failed", str(e)
+        finally:
+            hooks.close()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a ring that fills faster than the reader's timer; return whether one does."""

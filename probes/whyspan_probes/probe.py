@@ -62,6 +62,8 @@ class UserHook:
         unless: a note; a file that has it is left to another hook.
         defines: a symbol; a file that does not define it is none of the hook's business.
         first: only the first of ``symbols`` that a file has is hooked: one calls the other.
+        throws: of a hook at the return: whether an exception of C++ may leave the functions. Those of a C interface
+            that lets none through say no.
 
     A program must ask ``whyspan_is_watched`` first: a hook at the entry is for all processes that map the file.
     """
@@ -77,6 +79,7 @@ class UserHook:
     unless: str = ""
     defines: str = ""
     first: bool = False
+    throws: bool = True
 
 
 @dataclass(frozen=True)

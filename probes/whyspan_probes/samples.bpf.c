@@ -3,10 +3,10 @@
  * samples: what the watched threads execute, so many times per second and CPU: stacks of the kernel, of the
  * program and of Python.
  *
- * A software event of the perf subsystem (cpu-clock) on every CPU; no function of anybody's is hooked, and nothing
- * is paused. A thread of no watched process costs one look-up. Frames of programs are found by frame pointers:
- * code without them ends the walk early, and user space drops what cannot be true. Pages that are not in memory
- * are not waited for.
+ * A software event of the perf subsystem (cpu-clock) on every CPU; no function of anybody's is hooked, and
+ * nothing is paused. A thread of no watched process costs one look-up. Frames of programs are found by frame
+ * pointers: code without them ends the walk early, and user space drops what cannot be true. Pages that are
+ * not in memory are not waited for.
  *
  * Cost: some 0.1 us for others; 2 us for a thread with ten frames of Python, 6 to 13 us with 128.
  */
@@ -16,12 +16,13 @@ WHYSPAN_KINDS(samples, KIND_cpu_sample);
 
 struct samples_cfg {
 	__u32 python; /* 1 = walk the frames of Python; default 1 */
-	__u32 user; /* 1 = walk the frames of the program; default 1 */
+	__u32 user;   /* 1 = walk the frames of the program; default 1 */
 };
 const volatile struct samples_cfg cfg = { .python = 1, .user = 1 };
 
 struct cpu_sample {
-	struct whyspan_head head; /* aux = flags: 1 has the GIL, 2, 4, 8, 16 as python.bpf.h; 32 in the kernel */
+	struct whyspan_head
+		head; /* aux = flags: 1 has the GIL, 2, 4, 8, 16 as python.bpf.h; 32 in the kernel */
 	__u64 stack;
 	__u64 ip;
 	__u64 _pad[2];
@@ -77,7 +78,7 @@ int samples_tick(struct bpf_perf_event_data *ctx)
 	if (found) {
 		task = (struct task_struct *)bpf_get_current_task();
 		py = *found;
-		whyspan_walk_python(NULL, &py, tid, whyspan_own_tid(task), words, s);
+		whyspan_walk_python(NULL, &py, whyspan_own_tid(task), words, s);
 	}
 	stack = whyspan_send_stack(s, &lost);
 	if (lost)

@@ -256,6 +256,8 @@ class UserHooks:
             mover = moves_stacks(tgid, self._proc)
             if mover:
                 return f"{mover} moves stacks about: a return might not be found again"
+            if not hook.throws:
+                return ""
             thrown = hook.thrown_to or tuple(hook.symbols)
             if (tgid, thrown) not in self._catchers:
                 self._catchers[tgid, thrown] = who_may_catch(tgid, thrown, self._proc)

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * waits: where threads of the watched processes are when they have been blocked for long: stacks of the kernel, of the
- * program and of Python, taken once for each such block, while it lasts.
+ * waits: where threads of the watched processes are when they have been blocked for long: stacks of the
+ * kernel, of the program and of Python, taken once for each such block, while it lasts.
  *
- * A sleepable iterator over the threads of one process, started by user space every so often; nothing is hooked, and no
- * switch costs more. A thread whose count of context switches has not changed since an earlier look has been in one
- * block all the time. Its memory is read as it stands, by bpf_copy_from_user_task (5.18), which waits for pages and
- * takes the process's mmap lock for reading, as reading /proc/PID/mem does.
+ * A sleepable iterator over the threads of one process, started by user space every so often; nothing is
+ * hooked, and no switch costs more. A thread whose count of context switches has not changed since an earlier
+ * look has been in one block all the time.
  *
  * Cost: some 0.3 us for each thread looked at, 20 to 60 us for each stack.
  */
-#include "python.bpf.h"
+#include "tasks.bpf.h"
 
 WHYSPAN_KINDS(waits, KIND_wait_stack);
 
@@ -50,45 +49,16 @@ struct {
 	__type(value, struct whyspan_scratch);
 } waits_scratch SEC(".maps");
 
-struct unwinding {
-	struct task_struct *task;
-	struct whyspan_scratch *s;
-	__u64 frame;
-	__u32 words;
-	__u32 frames;
-};
-
-static long unwind_on(__u64 i, struct unwinding *u)
-{
-	__u64 pair[2] = {};
-	__u32 words = u->words;
-
-	if (!u->frame || u->frames >= WHYSPAN_USER_FRAMES || words >= WHYSPAN_STACK_WORDS)
-		return 1;
-	if (bpf_copy_from_user_task(pair, sizeof(pair), (const void *)u->frame, u->task, 0) || !pair[1])
-		return 1;
-	u->s->stack.words[words] = pair[1];
-	u->words = words + 1;
-	u->frames++;
-	/* Stacks grow down: a frame that does not lie higher is none. */
-	u->frame = pair[0] > u->frame ? pair[0] : 0;
-	return 0;
-}
-
 SEC("iter.s/task")
 int waits_look(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
-	__u64 now = bpf_ktime_get_ns(), switches, stack;
-	struct whyspan_python *found, py;
+	__u64 now = bpf_ktime_get_ns(), switches, stack, ip;
 	struct whyspan_scratch *s;
 	struct look *known, fresh = {};
-	struct unwinding u = {};
 	struct wait_stack *e;
-	struct pt_regs *regs;
-	__u32 zero = 0, tid, tgid, words = 0;
+	__u32 zero = 0, tid, tgid;
 	bool lost = false;
-	long bytes;
 
 	if (!task)
 		return 0;
@@ -111,32 +81,7 @@ int waits_look(struct bpf_iter__task *ctx)
 	s = bpf_map_lookup_elem(&waits_scratch, &zero);
 	if (!s)
 		return 0;
-	s->stack.tgid = tgid;
-	s->stack.flags = 0;
-	s->stack.kernel_frames = s->stack.user_frames = s->stack.python_frames = 0;
-	bytes = bpf_get_task_stack(task, s->stack.words, WHYSPAN_KERNEL_FRAMES * 8, 0);
-	if (bytes > 0 && bytes <= WHYSPAN_KERNEL_FRAMES * 8) {
-		words = bytes / 8;
-		s->stack.kernel_frames = words;
-	}
-	regs = (struct pt_regs *)bpf_task_pt_regs(task);
-	u.task = task;
-	u.s = s;
-	u.words = words;
-	u.frame = PT_REGS_FP(regs);
-	if (words < WHYSPAN_KERNEL_FRAMES + 1) {
-		s->stack.words[words] = PT_REGS_IP(regs);
-		u.words++;
-		u.frames = 1;
-	}
-	bpf_loop(WHYSPAN_USER_FRAMES, unwind_on, &u, 0);
-	s->stack.user_frames = u.frames;
-	found = bpf_map_lookup_elem(&whyspan_pythons, &tgid);
-	if (found) {
-		py = *found;
-		whyspan_walk_python(task, &py, tid, whyspan_own_tid(task), u.words, s);
-	}
-	stack = whyspan_send_stack(s, &lost);
+	stack = whyspan_take_task(task, s, true, &ip, &lost);
 	if (lost)
 		whyspan_drop(KIND_wait_stack);
 	e = whyspan_reserve(KIND_wait_stack, now, tid, tgid, s->stack.flags);
@@ -144,7 +89,7 @@ int waits_look(struct bpf_iter__task *ctx)
 		return 0;
 	e->stack = lost ? 0 : stack;
 	e->since_ns = known->since_ns;
-	e->ip = PT_REGS_IP(regs);
+	e->ip = ip;
 	e->_pad = 0;
 	whyspan_submit(e);
 	return 0;

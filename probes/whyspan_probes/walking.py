@@ -10,7 +10,7 @@ from whyspan_probes import libbpf as lb
 
 SECTION = "iter.s/task"
 _MAX_LINKS = 256
-_CHUNK = 4096
+_CHUNK, _MAX_BYTES = 4096, 1 << 20
 
 
 class _TaskInfo(ct.Structure):
@@ -32,28 +32,33 @@ class _Options(ct.Structure):
 class Walk:
     """One loaded program; a link for each process that it was run over lately."""
 
-    def __init__(self, program: int) -> None:
-        """*program*: libbpf's, loaded. Raises OSError when the kernel cannot run it over one process (before 6.1)."""
-        self._program = program
+    def __init__(self, hook: str, program: int) -> None:
+        """*hook*: its name; *program*: libbpf's, loaded.
+
+        Raises:
+            OSError: the kernel cannot run it over one process (before 6.1).
+        """
+        self.hook, self._program = hook, program
         self._links: OrderedDict[int, int] = OrderedDict()
         self._open(os.getpid())
 
-    def run(self, tgid: int) -> bool:
-        """Run it over all threads of the process; False when the process is gone."""
+    def run(self, tgid: int) -> bytes:
+        """Run it over all threads of the process; return what it prints: nothing when the process is gone."""
         try:
             link = self._links.get(tgid) or self._open(tgid)
             fd = lb.check(lb.libbpf().bpf_iter_create(lb.libbpf().bpf_link__fd(link)), "iterator")
         except OSError:
             self.forget(tgid)
-            return False
+            return b""
+        out = bytearray()
         try:
-            while os.read(fd, _CHUNK):
-                pass  # the program writes nothing here; the read runs it
+            while (part := os.read(fd, _CHUNK)) and len(out) < _MAX_BYTES:
+                out += part
         except OSError:
-            return False
+            pass
         finally:
             os.close(fd)
-        return True
+        return bytes(out)
 
     def _open(self, tgid: int) -> int:
         info = _TaskInfo(pid=tgid)

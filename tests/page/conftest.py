@@ -81,7 +81,7 @@ class Shoot(Protocol):
 def lab(tmp_path_factory: pytest.TempPathFactory) -> viewlab.Written:
     """A store of 400 requests over two hours, one of 50,000 segments, hostile names, and the host's history."""
     path = tmp_path_factory.mktemp("lab") / "s.db"
-    return viewlab.build(path, 400, big_segments=50_000, evil=True)
+    return viewlab.build(path, 400, big_segments=50_000, evil=True, code=True)
 
 
 @pytest.fixture(scope="session")

@@ -237,6 +237,8 @@ def test_explain_json_is_the_contract(
         "process",
         "phases",
         "engine",
+        "stacks",
+        "snapshots",
     ]
     assert (document["phases"], document["engine"]) == ([], None)
     assert document["request"]["start"] == "2026-01-02T03:04:05.678Z"

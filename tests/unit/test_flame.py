@@ -41,7 +41,9 @@ def test_stacks_of_several_requests_add_up() -> None:
     view = flame.flame(
         [
             finding(stack("python.loop_blocked", 3, python=DUMPS), stack("work.cpu", 1, native=["b", "a"])),
-            finding(stack("python.loop_blocked", 4, python=DUMPS, kernel=["read"])),
+            finding(
+                stack("python.loop_blocked", 4, python=DUMPS, native=["read [c]", "x"], kernel=["sys_read"])
+            ),
             finding(stack("python.loop_blocked", 2, python=DUMPS)),
             finding(),
         ]
@@ -49,7 +51,7 @@ def test_stacks_of_several_requests_add_up() -> None:
     assert (view.requests, view.without) == (4, 1)
     assert flame.folded(view) == [
         "chat;python.loop_blocked;render (serve.py:212);dumps (encoder.py:203) 5",
-        "chat;python.loop_blocked;render (serve.py:212);dumps (encoder.py:203);read [kernel] 4",
+        "chat;python.loop_blocked;render (serve.py:212);dumps (encoder.py:203);x;read [c];sys_read [kernel] 4",
         "chat;work.cpu;a;b 1",
     ]
 

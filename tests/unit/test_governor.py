@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 from whyspan_probes import governor, program_stats
-from whyspan_probes.governor import CONFIRM_S, PERIOD_S, TARGET_WINDOWS, WINDOW_S, Budget, Governor
+from whyspan_probes.governor import (
+    CONFIRM_S,
+    HEADROOM_RATIO,
+    PERIOD_S,
+    RETRY_S,
+    TARGET_WINDOWS,
+    WINDOW_S,
+    Budget,
+    Governor,
+)
 from whyspan_probes.loader import Session
 from whyspan_probes.probe import Cost, Probe
 from whyspan_probes.program_stats import RunStats
@@ -40,6 +50,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *probes: FakeProbe) -> None:
         self.probes = list(probes)
+        self.again: list[str] = []
         self.windows = 0
         self.opened = 0
         self.now_s = 100.0
@@ -65,6 +76,11 @@ class Machine:
     def governor(self, core: float = 0.01, target: float = 0.01) -> Governor:
         session = cast(Session, self)
         return Governor(session, Budget(core, target), lambda: self.agent_s, lambda: self.targets_s)
+
+    def attach_again(self, probe: FakeProbe) -> None:
+        self.again.append(probe.probe.name)
+        probe.attached = True
+        probe.state.state, probe.state.reason = "attached", ""
 
     def advance(self, s: float, agent: float = 0.0, targets: float = 0.0) -> None:
         self.now_s += s
@@ -163,6 +179,57 @@ def test_busy_targets_allow_more(machine: Make) -> None:
     assert states(m) == {"a": "shed"}
     assert Budget(0.01, 0.02).limit(0.1) == 0.01
     assert Budget(0.01, 0.02).limit(3) == pytest.approx(0.06)
+
+
+def test_what_had_to_go_is_tried_again_when_there_is_room(machine: Make) -> None:
+    full = FakeProbe("never", 5, 0.008, 0)
+    m = machine(FakeProbe("a", 3, 0.02, 1), FakeProbe("b", 4, 0.02, 2), full)
+    g = m.governor()
+    gone_s = m.now_s
+    while m.now_s - gone_s < 2 * RETRY_S:
+        m.measure(g)
+    assert states(m) == {"a": "shed", "b": "shed", "never": "attached"}
+    for p in m.probes:
+        p.core = 0.001
+    m.measure(g)
+    assert m.again == [
+        "b"
+    ]  # what would have been the last to go comes first, the next when its cost has been seen
+    m.measure(g)
+    assert m.again == ["b", "a"]
+    assert set(states(m).values()) == {"attached"}
+
+
+def test_it_is_not_tried_at_once(machine: Make) -> None:
+    m = machine(FakeProbe("a", 3, 0.02, 1))
+    g = m.governor()
+    m.measure(g)
+    m.probes[0].core = 0.001
+    gone_s = m.now_s
+    while not m.again:
+        m.measure(g)
+    assert RETRY_S - 3 * PERIOD_S < m.now_s - gone_s < 2 * RETRY_S
+
+
+def test_it_is_not_tried_while_the_others_fill_the_budget(machine: Make) -> None:
+    m = machine(FakeProbe("a", 3, 0.02, 1), FakeProbe("b", 4, HEADROOM_RATIO * 0.011, 0))
+    g = m.governor()
+    for _ in range(40):
+        m.measure(g)
+    assert (states(m)["a"], m.again) == ("shed", [])
+
+
+def test_each_time_it_is_too_much_again_the_wait_doubles(machine: Make) -> None:
+    m = machine(FakeProbe("a", 3, 0.05, 1))
+    g = m.governor()
+    tried_s: list[float] = []
+    while len(tried_s) < 5:
+        known = len(m.again)
+        m.measure(g)
+        if len(m.again) > known:
+            tried_s.append(m.now_s)
+    waits = [b - a for a, b in pairwise(tried_s)]
+    assert all(1.5 < b / a < 2.5 for a, b in pairwise(waits)), waits
 
 
 def test_a_peak_of_one_window_sheds_nothing(machine: Make) -> None:

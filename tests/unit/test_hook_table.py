@@ -20,10 +20,14 @@ MULTI = ("kprobe.multi", "kretprobe.multi")
 
 
 class FakeBtf:
-    """A kernel's BTF with these functions and no enum."""
+    """A kernel's BTF with these functions, and enumerations given later."""
 
     def __init__(self, *functions: str) -> None:
         self.functions = functions
+        self.enums: dict[str, dict[str, int]] = {}
+
+    def enum(self, name: str) -> dict[str, int]:
+        return self.enums.get(name, {})
 
     def find(self, name: str, kind: int) -> int:
         return int(kind == FUNC and name in self.functions)
@@ -95,6 +99,29 @@ def test_system_calls_have_names_by_machine(
 def test_many_kprobes_by_one_link_need_fprobe(kernel: pytest.MonkeyPatch, kind: str) -> None:
     assert table(kernel, "register_fprobe_ips").missing(f"{kind}/malloc") == ""
     assert table(kernel, "inet_recvmsg").missing(f"{kind}/malloc") == "this kernel has no kprobe.multi links"
+
+
+@pytest.mark.parametrize(
+    ("helpers", "parameters", "samples", "walks"),
+    [
+        ((), False, False, False),  # before 5.17
+        (("loop",), False, True, False),
+        (("loop", "copy_from_user_task"), False, True, False),
+        (("loop", "copy_from_user_task"), True, True, True),  # since 6.1
+    ],
+)
+def test_samplers_and_walks_need_a_kernel_that_has_what_they_call(
+    kernel: pytest.MonkeyPatch, helpers: tuple[str, ...], parameters: bool, samples: bool, walks: bool
+) -> None:
+    btf = FakeBtf()
+    btf.enums = {"bpf_func_id": {f"BPF_FUNC_{name}": n for n, name in enumerate(helpers)}}
+    if parameters:
+        btf.enums["bpf_iter_task_type"] = {"BPF_TASK_ITER_ALL": 0}
+    kernel.setattr("whyspan_probes.btf.Btf.of_kernel", lambda: btf)
+    hooks = HookTable(OWN)
+    assert hooks.missing("perf_event") == ("" if samples else "this kernel has no bpf_loop")
+    lacking = "this kernel has no iterators over the threads of one process"
+    assert hooks.missing("iter.s/task") == ("" if walks else lacking)
 
 
 def test_what_the_kernel_refused_once_is_not_tried_again(kernel: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from whyspan import cli
 from whyspan.exchange import perfetto
 from whyspan.views.shapes import (
     CauseBar,
+    CodeView,
     CulpritView,
     Lane,
     Piece,
@@ -65,6 +66,7 @@ def view(lanes: list[Lane], path: list[tuple[int, int]], wall_ns: int = 100 * MS
         evidence=["2 throttled periods", text],
         fix="Raise the quota.",
         others=[],
+        code="",
     )
     facts = RequestFacts(
         request_id="",
@@ -96,6 +98,7 @@ def view(lanes: list[Lane], path: list[tuple[int, int]], wall_ns: int = 100 * MS
         ruled_out=[],
         process=None,
         engine=None,
+        code=CodeView(trees=[], left_out=0, snapshots=[], sampled=None),
         links=[],
     )
 

@@ -99,6 +99,14 @@ _PAYLOADS["sock_send"] = _PAYLOADS["sock_recv"]
 _PAYLOADS["gc_pause"] = [("begin_ns", "<u8"), ("collected", "<i8"), ("_pad", "V16")]
 _PAYLOADS["cpu_sample"] = [("stack", "<u8"), ("ip", "<u8"), ("_pad", "V16")]
 _PAYLOADS["wait_stack"] = [("stack", "<u8"), ("since_ns", "<u8"), ("ip", "<u8"), ("_pad", "<u8")]
+_PAYLOADS["thread_state"] = [
+    ("stack", "<u8"),
+    ("snapshot", "<u8"),
+    ("since_ns", "<u8"),
+    ("syscall_nr", "<i4"),
+    ("last_cpu", "<u2"),
+    ("state", "<u2"),
+]
 _PAYLOADS["gc_start"] = [("_pad", "V32")]
 _PAYLOADS["descriptor_refused"] = [
     ("limit", "<u8"),

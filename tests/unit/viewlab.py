@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from whyspan import clock
 from whyspan.model import (
+    CodeFrame,
     Culprit,
     EngineFacts,
     Finding,
@@ -28,6 +29,7 @@ from whyspan.model import (
 from whyspan_exporters.records import Counts, Explained, Status, finding_id
 from whyspan_exporters.store import Store
 
+from tests.unit import viewcode
 from tests.unit.viewcases import CASES, EVIL, Case
 from tests.unit.viewhost import Host
 
@@ -249,7 +251,7 @@ def hostile(n: int = 800_001) -> list[Finding]:
     """Return a finding for each text of `EVIL`, which is in every place that others can write to."""
     out = []
     for i, text in enumerate(EVIL):
-        f = finding(n + i, random.Random(i))
+        f = viewcode.add(finding(n + i, random.Random(i)))
         r = f.request
         r.route, r.service, r.tenant, r.request_id, r.agent, r.method = (
             text,
@@ -270,6 +272,25 @@ def hostile(n: int = 800_001) -> list[Finding]:
         f.causes[text[:64]] = 1.0
         f.phases = [PhaseTime(text[:32], p.start_ns, p.end_ns) for p in f.phases]
         f.process = ProcessFact(1, text[:64], text, service=text, cgroup=text, container_id=text)
+        for stack in f.stacks:
+            stack.cause = stack.cause if i % 2 else text[:64]
+            stack.thread, stack.work, stack.native, stack.kernel = (
+                text,
+                text,
+                [text, *stack.native],
+                [text] * 3,
+            )
+            stack.python = [CodeFrame(text, text, 1), *stack.python, CodeFrame(text, text, 2**62)]
+        for snapshot in f.snapshots:
+            snapshot.process = text
+            for group in snapshot.groups:
+                group.threads, group.syscall, group.native, group.python = (
+                    [text],
+                    text,
+                    [text],
+                    [CodeFrame(text, text, 1)],
+                )
+        v.code = CodeFrame(text, text, 1)
         f.engine = EngineFacts(engine=text, version=text, request_id=text, model=text, template=text)
         out.append(f)
     return out
@@ -294,6 +315,7 @@ class Written(NamedTuple):
     now_unix_ns: int
     big: str  # empty: none
     hostile: list[str]
+    code: str = ""  # one whose code was sampled; empty: none
 
 
 def build(
@@ -305,6 +327,7 @@ def build(
     big_segments: int = 0,
     evil: bool = False,
     host: bool = True,
+    code: bool = False,
 ) -> Written:
     """Write a store as the agent does over *hours* that end at *now_unix_ns* (default: now).
 
@@ -315,6 +338,7 @@ def build(
         now_unix_ns: The end.
         big_segments: Add a request of so many segments, 0 none.
         evil: Add those of `hostile`.
+        code: Add a request with stacks and snapshots (`viewcode`).
         host: Add what the collector says every 10 s: latencies of all requests, pressure, its probes' cost.
     """
     now = now_unix_ns or clock.now_unix_ns()
@@ -323,6 +347,7 @@ def build(
     store = Store(path, max_age_ns=10**18, max_bytes=4 << 30, max_pending=1 << 20, now=lambda: clock_ns[0])
     store._db.execute("PRAGMA synchronous = OFF")  # nobody misses it when the power goes
     special = [big(big_segments)] if big_segments else []
+    coded = [viewcode.add(finding(700_001, random.Random(8)))] if code else []
     evils = hostile() if evil else []
     each_ns = (now - at) // max(requests, 1)
     todo = iter([*findings(requests)])
@@ -342,7 +367,7 @@ def build(
         store.emit([explained(f, start) for f, start in zip(due, starts, strict=True)])
         _flush(store)
     clock_ns[0] = now
-    extra = [*special, *todo, *evils]
+    extra = [*special, *coded, *todo, *evils]
     store.emit([explained(f, now - (i + 2) * 1_000_000_000) for i, f in enumerate(extra)])
     if host:
         store.emit([Status("exporter", told.exporter())])
@@ -353,6 +378,7 @@ def build(
         now,
         finding_id(INSTANCE, special[0]) if special else "",
         [finding_id(INSTANCE, f) for f in evils],
+        finding_id(INSTANCE, coded[0]) if coded else "",
     )
 
 
@@ -370,8 +396,10 @@ def main() -> None:
     parser.add_argument("--big", type=int, default=50_000, metavar="SEGMENTS")
     parser.add_argument("--no-evil", action="store_true")
     args = parser.parse_args()
-    made = build(args.path, args.requests, hours=args.hours, big_segments=args.big, evil=not args.no_evil)
-    print(f"{made.path}\nbig      {made.big}\nhostile  {' '.join(made.hostile)}")
+    made = build(
+        args.path, args.requests, hours=args.hours, big_segments=args.big, evil=not args.no_evil, code=True
+    )
+    print(f"{made.path}\nbig      {made.big}\ncode     {made.code}\nhostile  {' '.join(made.hostile)}")
 
 
 if __name__ == "__main__":

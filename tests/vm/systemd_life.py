@@ -96,6 +96,12 @@ class Life:
             self.service.wait_active()
             entry["log"] = self.guest.run(f"{LOG} -u whyspan -n 6").output
             self.service.check_process(self.pid)
+        with self.journal.step("reload again and again", "systemctl reload whyspan") as entry:
+            entry["status"] = self.service.reload(times=3).status
+            if entry["status"]:
+                raise CommandError("a reload failed that came while another was under way")
+            self.service.wait_active()
+            self.service.check_process(self.pid)
         with self.journal.step("reload of a broken file", "systemctl reload whyspan") as entry:
             self.guest.run(f"cp {CONFIG} /tmp/good.toml; echo 'nonsense = [' >> {CONFIG}")
             done = self.service.reload()

@@ -45,14 +45,15 @@ class Service:
             log = self.guest.run(f"{LOG} -u whyspan -u whyspan-exporter -n 30", check=False).output
             raise CommandError(f"{e}\n{log}") from None
 
-    def reload(self) -> Done:
-        """Reload both as an admin does; return how it went.
+    def reload(self, times: int = 1) -> Done:
+        """Reload both as an admin does, at once again if *times* says so; return how it went.
 
         Raises:
             CommandError: it does not come to an end; the text says what systemd waits for.
         """
         try:
-            return self.guest.run("systemctl reload whyspan", timeout_s=_RELOAD_S, check=False)
+            again = f"for _ in $(seq {times}); do systemctl reload whyspan || exit 1; done"
+            return self.guest.run(again, timeout_s=_RELOAD_S, check=False)
         except CommandError as e:
             shown = "systemctl list-jobs --no-pager; systemctl status --no-pager whyspan whyspan-exporter"
             raise CommandError(f"{e}\n{self.guest.run(shown, check=False).output}") from None

@@ -10,7 +10,7 @@ from tests.vm.systemd_guest import Guest
 _BOOKS = (
     *(
         "/var/log/",
-        "/var/cache/apt/",
+        "/var/cache/apt",
         "/var/lib/apt/",
         "/var/lib/dpkg/",
         "/tmp/",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from whyspan.model import CodeStack
+
 
 class Hooked(msgspec.Struct, kw_only=True):
     """A hook and what became of it. ``state``: attached; entry only: without times; refused."""
@@ -96,7 +98,7 @@ class Unfinished(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """One burst. ``seconds`` is how long it was on; ``ended``: time, asked, process ended."""
+    """One burst. ``seconds`` is how long it was on; ``ended``: time, asked, process ended. Samples are ``calls``."""
 
     kind: str
     tgid: int
@@ -109,6 +111,7 @@ class Report(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     malloc: list[MallocRow] = []
     syscalls: list[SyscallRow] = []
+    samples: list[CodeStack] = []  # without a cause; ``holder``: it had the interpreter lock
     unfinished: list[Unfinished] = []
     left_out: int = 0  # rows beyond the limit, those with the least time blocked
     calls: int = 0  # of all rows

@@ -1,60 +1,45 @@
-"""Addresses of stacks: which of them can be true, and what they are called.
-
-Names come from a process of their own, which lives for one question: it loads bcc's C++ library and reads the debug
-information of whatever the process maps, and what it took (40 MB and more) goes with it.
-"""
+"""Addresses of stacks: which of them can be true, and what they are called."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from whyspan.code import maps, symbolise
+from whyspan.code.asked import Module, Question
+from whyspan.code.files import identify
+from whyspan.code.maps import Mapping
+from whyspan.code.names import Names as Ranges
 from whyspan.text import clean
 
 _PROC: Final = Path("/proc")
-_SCRIPT: Final = Path(__file__).with_name("symboliser.py")
-_TIMEOUT_S: Final = 30.0
 _MAX_ADDRESSES: Final = 8192
-_MAX_ANSWER: Final = 8 << 20
-_MAX_MAPS: Final = 65_536
-_NAME_CHARS: Final = 160
+_MODULE_CHARS: Final = 80
+_VDSO: Final = "[vdso]"
 
 
-class Mapping(NamedTuple):
-    """A piece of code in memory."""
+_Key = tuple[int, str]  # inode and path
 
-    start: int
-    end: int
+
+class _Place(NamedTuple):
+    """``offset`` is in the file or the vdso; of code that the process made (no ``key``), the address."""
+
+    mapping: Mapping
+    key: _Key | None
     offset: int
-    path: str
 
 
 class Code:
     """The code that a process maps; empty when it has ended."""
 
     def __init__(self, tgid: int, proc: Path = _PROC) -> None:
-        self.maps: list[Mapping] = []
-        try:
-            text = (proc / str(tgid) / "maps").read_bytes()
-        except OSError:
-            text = b""
-        for line in text.split(b"\n")[:_MAX_MAPS]:
-            fields = line.split(None, 5)
-            if len(fields) >= 5 and b"x" in fields[1]:
-                start, _, end = fields[0].partition(b"-")
-                path = fields[5].decode(errors="replace") if len(fields) > 5 else ""
-                self.maps.append(Mapping(int(start, 16), int(end, 16), int(fields[2], 16), path))
-        self._starts = [m.start for m in self.maps]
+        self.tgid = tgid
+        self.maps = maps.read(tgid, proc) or maps.Maps()
 
     def holds(self, address: int) -> bool:
         """Whether there is code at the address."""
-        at = bisect_right(self._starts, address) - 1
-        return at >= 0 and address < self.maps[at].end
+        return self.maps.at(address) is not None
 
     def true_part(self, frames: Iterable[int]) -> list[int]:
         """Return the frames up to the first that cannot be one.
@@ -101,39 +86,65 @@ def name(
     *,
     kernel: Iterable[int] = (),
     syscalls: Iterable[int] = (),
-    command: Sequence[str] = (),
+    command: Sequence[str] = symbolise.COMMAND,
 ) -> Names:
-    """Ask for names; an answer that does not come leaves the addresses as they are. *command* is for tests."""
-    question = {
-        "tgid": tgid,
-        "user": list(dict.fromkeys(user))[:_MAX_ADDRESSES],
-        "kernel": list(dict.fromkeys(kernel))[:_MAX_ADDRESSES],
-        "syscalls": list(dict.fromkeys(syscalls))[:1024],
-        "maps": code.maps,
-    }
-    try:
-        done = subprocess.run(
-            [*(command or (sys.executable, "-I", str(_SCRIPT)))],
-            input=json.dumps(question).encode(),
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode or len(done.stdout) > _MAX_ANSWER:
-            return Names({}, {}, {}, f"none: the symboliser ended with status {done.returncode}")
-        answer = json.loads(done.stdout)
-        return Names(
-            _checked(answer, "user"),
-            _checked(answer, "kernel"),
-            _checked(answer, "syscalls"),
-            clean(str(answer["by"])),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, subprocess.TimeoutExpired) as e:
-        return Names({}, {}, {}, f"none: the symboliser failed: {type(e).__name__}")
+    """Ask for names; what has none is named by its module and offset. *command* is for tests."""
+    places = {a: _place(code, a) for a in list(dict.fromkeys(user))[:_MAX_ADDRESSES]}
+    modules: dict[_Key, Module] = {}
+    made: list[int] = []
+    for place in places.values():
+        if place is None:
+            continue
+        if place.key is None:
+            made.append(place.offset)
+            continue
+        if place.key not in modules:
+            modules[place.key] = _module(tgid, place.mapping)
+        modules[place.key].offsets.append(place.offset)
+    question = Question(
+        modules=list(modules.values()),
+        made=[(tgid, made)] if made else [],
+        kernel=list(dict.fromkeys(kernel))[:_MAX_ADDRESSES],
+        syscalls=list(dict.fromkeys(syscalls))[:1024],
+    )
+    answer = symbolise.ask(question, command)
+    found = Ranges()
+    for number, key in enumerate(modules):
+        for one in answer.modules.get(number, ()):
+            found.put(key, one)
+    for one in answer.made.get(tgid, ()):
+        found.put(None, one)
+    names: dict[int, str] = {}
+    for address, place in places.items():
+        if place is not None:
+            function = found.get(place.key, place.offset)
+            module, at = clean(place.mapping.name, _MODULE_CHARS), place.mapping
+            offset = address - at.start + at.offset
+            names[address] = symbolise.text(function, module) if function else f"{module}+0x{offset:x}"
+    by = answer.by or f"none: {answer.why}"
+    if answer.by and not answer.whole:
+        by = f"{answer.by}, in part: {answer.why}"
+    return Names(names, answer.kernel, answer.syscalls, by)
 
 
-def _checked(answer: Any, kind: str) -> dict[int, str]:
-    return {int(a): clean(str(text), _NAME_CHARS) for a, text in answer.get(kind, {}).items() if text}
+def _place(code: Code, address: int) -> _Place | None:
+    at = address - 1  # an address to return to may be the first of the next function
+    mapping = code.maps.at(at)
+    if mapping is None:
+        return None
+    if mapping.of_file or mapping.path == _VDSO:
+        return _Place(mapping, (mapping.inode, mapping.path), at - mapping.start + mapping.offset)
+    return _Place(mapping, None, at)
+
+
+def _module(tgid: int, mapping: Mapping) -> Module:
+    return Module(
+        path=mapping.path.encode(errors="replace").decode(),
+        holders=[(tgid, mapping.span)],
+        id=identify(f"/proc/{tgid}/map_files/{mapping.span}"),
+        inode=mapping.inode,
+        vdso=mapping.path == _VDSO,
+    )
 
 
 def waits_in(frames: Iterable[str]) -> str:

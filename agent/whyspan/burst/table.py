@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whyspan import codetext
 from whyspan.burst import histogram
 from whyspan.burst.report import Report
 from whyspan.clock import rfc3339
+from whyspan.model import CodeStack
 from whyspan.text import clean
 
 _FRAMES = 3
@@ -34,7 +37,7 @@ def show(report: Report, out: Console, rows: int) -> None:
     for hook in report.hooks:
         why = f" ({hook.reason})" if hook.reason else ""
         out.print(clean(f"  {hook.name} {hook.path}: {hook.state} by {', '.join(hook.by)}{why}", 300))
-    out.print(_malloc(report, rows) if report.kind == "malloc" else _syscalls(report, rows))
+    out.print(_TABLES[report.kind](report, rows))
     for line in _foot(report, rows):
         out.print(clean(line, 400))
 
@@ -90,7 +93,70 @@ def _syscalls(report: Report, rows: int) -> Table:
     return table
 
 
+def _samples(report: Report, rows: int) -> Table:
+    table = _table("thread")
+    for name in ("samples", "%", "with the GIL"):
+        table.add_column(name, justify="right")
+    for name in ("function", "called by", "mostly in", "kind of work"):
+        table.add_column(name)
+    shown = _functions(report)[:rows]
+    top = max((f.samples for f in shown), default=0)
+    for f in shown:
+        python = codetext.python(f.example)
+        lines = python or codetext.frames(f.example)
+        table.add_row(
+            f"{f.example.tid} {clean(f.example.thread, 20)}",
+            _heat(f"{f.samples:,}", f.samples, top),
+            f"{100 * f.samples / report.calls:.1f}",
+            f"{f.holding:,}",
+            clean(lines[0], _STACK_CHARS) if lines else "-",
+            stack(lines[1:3]),
+            clean(next(iter((*f.example.kernel, *f.example.native)), ""), _FRAME_CHARS) if python else "",
+            clean(f.example.work, 30),
+        )
+    return table
+
+
+class _Function(NamedTuple):
+    samples: int
+    holding: int
+    example: CodeStack
+
+
+def _functions(report: Report) -> list[_Function]:
+    """Add samples up by thread and innermost function, of Python where there is one; the example is its commonest."""
+    found: dict[tuple[object, ...], _Function] = {}
+    for s in report.samples:
+        inner = (s.python[0].file, s.python[0].function) if s.python else (*s.kernel, *s.native)[:1]
+        known = found.get((s.tid, inner), _Function(0, 0, s))
+        holding = s.samples if s.holder else 0
+        example = max(known.example, s, key=lambda c: c.samples)
+        found[s.tid, inner] = _Function(known.samples + s.samples, known.holding + holding, example)
+    return sorted(found.values(), key=lambda f: -f.samples)
+
+
+_TABLES = {"malloc": _malloc, "samples": _samples, "syscalls": _syscalls}
+
+
 def _foot(report: Report, rows: int) -> Iterable[str]:
+    if report.kind == "samples":
+        named = sum(s.samples for s in report.samples if s.work)
+        yield f"{report.calls:,} samples; the kind of work is known of {named:,}" + (
+            f"; {report.left_out:,} stacks are not kept, those seen least often" if report.left_out else ""
+        )
+    else:
+        yield from _calls(report, rows)
+    if report.missed:
+        yield "missed: " + ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in report.missed.items())
+    if report.symbols not in ("", "bcc"):
+        hint = (
+            "" if report.symbols.startswith("bcc") else ": install python3-bpfcc for the names of functions"
+        )
+        yield f"names by {report.symbols}{hint}"
+    yield from report.notes
+
+
+def _calls(report: Report, rows: int) -> Iterable[str]:
     hidden = report.left_out + max(0, len(report.malloc) + len(report.syscalls) - rows)
     yield (
         f"{report.calls:,} calls, {report.blocked_ns / 1e6:,.1f} ms blocked in all"
@@ -104,11 +170,6 @@ def _foot(report: Report, rows: int) -> Iterable[str]:
         )
     for u in report.unfinished[:rows]:
         yield f"still in a call at the end: thread {u.tid} ({u.thread}), {u.name}, for {u.since_ns / 1e6:,.0f} ms"
-    if report.missed:
-        yield "missed: " + ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in report.missed.items())
-    if report.symbols not in ("", "bcc"):
-        yield f"names by {report.symbols}: install python3-bpfcc for the names of functions"
-    yield from report.notes
 
 
 def _table(*columns: str) -> Table:

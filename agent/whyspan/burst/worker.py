@@ -17,12 +17,12 @@ from types import ModuleType
 from whyspan_probes.errors import ProbeFrameworkError
 from whyspan_probes.kernel_btf import KernelBtf
 
-from whyspan.burst import files, malloc, syscalls
+from whyspan.burst import files, malloc, samples, syscalls
 from whyspan.burst.errors import TooDearError
 from whyspan.burst.options import Options
 from whyspan.errors import WhyspanError
 
-KINDS: dict[str, ModuleType] = {"malloc": malloc, "syscalls": syscalls}
+KINDS: dict[str, ModuleType] = {"malloc": malloc, "samples": samples, "syscalls": syscalls}
 #: Exit statuses: the burst was made; it failed; it would have been too dear.
 DONE, FAILED, TOO_DEAR = 0, 1, 4
 _PR_SET_PDEATHSIG = 1

@@ -88,6 +88,37 @@ def syscalls_command(**options: Any) -> None:
     _run(syscalls, **options)
 
 
+@command.command(name="samples")
+@_options
+@click.option(
+    "--speedscope",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write all stacks to a file for speedscope.",
+)
+def samples_command(*, speedscope: Path | None, **options: Any) -> None:
+    """What it executes: 999 samples per second and CPU, with the stacks of Python, program and kernel.
+
+    The daemon samples all the time, 49 times per second (`whyspan flame`): this is for what is over in a second.
+    """
+    from whyspan.burst import samples
+
+    report = _run(samples, **options)
+    if speedscope is None:
+        return
+    from whyspan.errors import WhyspanError
+    from whyspan.exchange import speedscope as format_
+    from whyspan.views import flame
+
+    view = flame.of_stacks(report.samples)
+    try:
+        speedscope.write_text(
+            json.dumps(format_.document(view, f"whyspan burst {report.process}")), encoding="utf-8"
+        )
+    except OSError as e:
+        raise WhyspanError(f"cannot write {speedscope}: {e.strerror}") from e
+
+
 @command.command(name="last")
 @config_option
 @click.option("--top", type=click.IntRange(1, 1000), default=30, show_default=True, help="Rows.")
@@ -109,7 +140,7 @@ def last_command(*, config_path: Path | None, top: int, as_json: bool) -> None:
 
 def _run(
     kind: ModuleType, *, pid: int, seconds: float, force: bool, top: int, btf: Path | None, as_json: bool
-) -> None:
+) -> Report:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from whyspan_probes.errors import ProbeFrameworkError
@@ -138,7 +169,7 @@ def _run(
     try:
         with bar:
             task = bar.add_task("measuring", total=seconds, start=True)
-            report = kind.run(
+            report: Report = kind.run(
                 Options(
                     tgid=pid,
                     seconds=seconds,
@@ -156,6 +187,7 @@ def _run(
         for number, handler in before.items():
             signal.signal(number, handler)
     _print(report, top, as_json)
+    return report
 
 
 def _print(report: Report, top: int, as_json: bool) -> None:

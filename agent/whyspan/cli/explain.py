@@ -133,13 +133,15 @@ def _document(stored: Stored) -> dict[str, Any]:
             for p in finding.phases
         ],
         "engine": msgspec.to_builtins(finding.engine),
+        "stacks": msgspec.to_builtins(finding.stacks),
+        "snapshots": msgspec.to_builtins(finding.snapshots),
     }
 
 
 def report(stored: Stored, block: str = "█") -> list[str]:
     """Return what is known of a request, for people. *block* is what bars are made of."""
     from whyspan import clock, phases
-    from whyspan.cli import _engine, _timeline
+    from whyspan.cli import _engine, _snapshot, _timeline
     from whyspan.model import FAILED
     from whyspan.text import clean
     from whyspan.views import request
@@ -187,6 +189,8 @@ def report(stored: Stored, block: str = "█") -> list[str]:
         out.append("Not slow: sampled for the baseline.")
     if f.stacks:
         out += ["", *_code(f)]
+    for snapshot in f.snapshots:
+        out += ["", *_snapshot.lines(snapshot, r.start_ns)]
     if f.phases:
         out += ["", *_engine.phase_rows(f.phases, r.start_ns, f.wall_ns, block)]
     out += ["", *_causes(stored), "", f"{'at ms':>10} {'for ms':>10}"]
@@ -202,7 +206,11 @@ def _code(finding: Finding) -> list[str]:
     shown = codetext.of_cause(finding, finding.verdict.cause) or finding.stacks[0]
     lines = codetext.frames(shown)
     who = f"{clean(shown.thread, 40) or 'thread'} [{shown.tid}]"
-    out = [f"  code of {clean(shown.cause, 40)}: {who}, seen {shown.samples} times"]
+    alike, seen = codetext.counted(finding, shown)
+    what = "long waits" if shown.blocked else "samples"
+    out = [
+        f"  code of {clean(shown.cause, 40)}: {who}, innermost in {seen} of {sum(s.samples for s in alike)} {what}:"
+    ]
     out += [f"    {clean(line, 160)}" for line in lines[:_FRAMES]]
     return [*out, f"    ... ({len(lines) - _FRAMES} more)"] if len(lines) > _FRAMES else out
 

@@ -17,22 +17,35 @@ _BYTES_HEAD: Final = 32  # offsetof(PyBytesObject, ob_sval)
 _MAX_CHARS: Final = 240
 _MAX_TABLE: Final = memory.MAX_READ
 _CACHED: Final = 20_000
+_MAX_PLACES: Final = 64
 _M32: Final = 0xFFFFFFFF
 
 
-class Code(NamedTuple):
+class Code:
     """A code object as it was read; ``check`` is what the kernel's walker computes of it."""
 
-    check: int
-    function: str
-    file: str
-    first_line: int
-    table: bytes
+    __slots__ = ("_lines", "check", "file", "first_line", "function", "table")
+
+    def __init__(self, check: int, function: str, file: str, first_line: int, table: bytes) -> None:
+        self.check, self.function, self.file, self.first_line, self.table = (
+            check,
+            function,
+            file,
+            first_line,
+            table,
+        )
+        self._lines: dict[int, int] = {}
 
     def line(self, at: int) -> int:
         """Return the line of the instruction at this offset, in bytes; 0 not known."""
-        # A frame that has not begun has its place before the first instruction.
-        return line_of(self.table, self.first_line, at) if 0 <= at < 1 << 31 else self.first_line
+        if at >= 1 << 31:  # a frame that has not begun has its place before the first instruction
+            return self.first_line
+        known = self._lines.get(at)
+        if known is None:  # a pass over the table is dear, and threads are seen at few places
+            if len(self._lines) >= _MAX_PLACES:
+                self._lines.clear()
+            known = self._lines[at] = line_of(self.table, self.first_line, at)
+        return known
 
 
 def check_of(name: int, name_hash: int, filename: int, table: int, line: int) -> int:
@@ -138,8 +151,10 @@ def _fields(head: bytes, layout: Layout) -> _Fields:
 
 def _text_at(address: int, head: bytes, layout: Layout) -> tuple[int, int, str]:
     """Return (address, bytes, encoding) of a string's characters, cut to what is kept."""
-    length = min(int.from_bytes(head[16:24], "little"), _MAX_CHARS)
-    state = int.from_bytes(head[32:36], "little") >> layout.kind_shift
+    length = min(int.from_bytes(head[16:24], "little"), _MAX_CHARS + 1)  # one more shows that it was cut
+    state = int.from_bytes(head[32:36], "little")
+    # "interned" comes before "kind", which is never 0; it has 2 bits, or 16 in some builds of 3.14 (unicodeobject.h).
+    state >>= 2 if state & 0xFFFC else 16
     kind, compact, ascii_only = state & 7, state >> 3 & 1, state >> 4 & 1
     encoding = {1: "ascii" if ascii_only else "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind, "")
     if not encoding or not compact or not length:

@@ -37,7 +37,9 @@ class Interpreter(NamedTuple):
 
 def find(tgid: int, proc: Path = _PROC) -> Interpreter | None:
     """Return the interpreter of a process; None when it has none that was found. Costs some ms."""
-    for library in libraries.find(tgid, _PYTHON, proc):
+    # A program may have the interpreter in itself, whatever it is called.
+    candidates = [*libraries.find(tgid, _PYTHON, proc), libraries.executable(tgid, proc)]
+    for library in candidates:
         if library.state is not State.OK:
             continue
         try:
@@ -69,7 +71,7 @@ def _examine(tgid: int, version: tuple[int, int], runtime: int) -> Interpreter:
         version, layout = of_debug_offsets(data)
     except LayoutError as e:
         name = f"CPython {version[0]}.{version[1]}" if version[0] else "an old CPython"
-        return Interpreter(version, runtime, None, f"{name}: {e}")
+        return Interpreter(version, runtime, None, str(e) if str(e).startswith("CPython") else f"{name}: {e}")
     return Interpreter(version, runtime, layout)
 
 

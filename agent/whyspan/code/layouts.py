@@ -14,13 +14,14 @@ _GIL_HOLDER: Final = 8
 _GIL_LOCKED: Final = 16
 #: ``hash`` in ``PyASCIIObject``, after ob_refcnt, ob_type and length. 3.11 to 3.14.
 _HASH: Final = 24
-_PACKED: Final = struct.Struct("<Q22H2H")
+_WORDS: Final = 24
+_PACKED: Final = struct.Struct(f"<Q{_WORDS}H")
 
 
 class Layout(NamedTuple):
     """Offsets in bytes, in the order of ``struct whyspan_python``; ``NOWHERE``: this version has no such thing.
 
-    What follows ``code_table`` is not the kernel's business: ``qualname`` in a code object, the first character of
+    What follows ``frame_entry`` is not the kernel's business: ``qualname`` in a code object, the first character of
     a string that is ASCII and of any other.
     """
 
@@ -46,16 +47,15 @@ class Layout(NamedTuple):
     name_hash: int
     tag_mask: int
     code_table: int
+    cframe_previous: int
+    frame_entry: int
     qualname: int
     ascii_text: int
     other_text: int
-    kind_shift: (
-        int  # of a string's ``state``: where ``kind`` (3 bits) begins; ``compact`` and ``ascii`` follow
-    )
 
     def pack(self, runtime: int) -> bytes:
         """Return ``struct whyspan_python`` for an interpreter whose ``_PyRuntime`` lies at that address."""
-        return _PACKED.pack(runtime, *self[:22], 0, 0)
+        return _PACKED.pack(runtime, *self[:_WORDS])
 
 
 #: Measured with ``offsetof`` on the headers of 3.11.2, 3.11.7 and 3.12.1, x86-64; the ABI of structures is the same on
@@ -84,10 +84,11 @@ _TABLES: Final = {
         name_hash=_HASH,
         tag_mask=0,
         code_table=136,
+        cframe_previous=16,
+        frame_entry=68,
         qualname=128,
         ascii_text=48,
         other_text=72,
-        kind_shift=2,
     ),
     (3, 12): Layout(
         current_thread=NOWHERE,
@@ -112,10 +113,11 @@ _TABLES: Final = {
         name_hash=_HASH,
         tag_mask=0,
         code_table=136,
+        cframe_previous=8,
+        frame_entry=NOWHERE,
         qualname=128,
         ascii_text=40,
         other_text=56,
-        kind_shift=2,
     ),
 }
 
@@ -132,12 +134,15 @@ _GROUPS: Final = {
     (3, 13): (_RUNTIME, _INTERPRETER, _THREAD, _FRAME, _CODE),
     (3, 14): (
         _RUNTIME,
-        _INTERPRETER.replace("threads_head", "threads_head threads_main"),
+        _INTERPRETER.replace("threads_head", "threads_head threads_main")
+        + " code_object_generation tlbc_generation",
         _THREAD,
-        f"{_FRAME} stackpointer",
+        f"{_FRAME} stackpointer tlbc_index",
         _CODE,
     ),
 }
+#: Versions whose frames can be walked, in builds with a global lock.
+SUPPORTED: Final = frozenset({*_TABLES, *_GROUPS})
 #: ``sizeof(PyASCIIObject)`` and ``sizeof(PyCompactUnicodeObject)`` since 3.12.
 _ASCII_TEXT: Final = 40
 _OTHER_TEXT: Final = 56
@@ -197,15 +202,15 @@ def of_debug_offsets(data: bytes) -> tuple[tuple[int, int], Layout]:
         name_hash=_HASH,
         tag_mask=3 if version >= (3, 14) else 0,  # Py_TAG_BITS (pycore_stackref.h)
         code_table=code["linetable"],
+        cframe_previous=NOWHERE,
+        frame_entry=NOWHERE,
         qualname=code["qualname"],
         ascii_text=_ASCII_TEXT,
         other_text=_OTHER_TEXT,
-        # "interned" has 16 bits from 3.14 on (unicodeobject.h).
-        kind_shift=16 if version >= (3, 14) else 2,
     )
     in_frame = (layout.frame_code, layout.frame_previous, layout.frame_instr, layout.frame_owner)
     in_code = (layout.code_filename, layout.code_name, layout.code_line, layout.code_table, layout.qualname)
     # What the kernel's walker reads of each: python.bpf.h.
-    if max(layout[:22]) > NOWHERE or max(in_frame) > 79 or max(in_code) > 144:
+    if max(layout[:_WORDS]) > NOWHERE or max(in_frame) > 79 or max(in_code) > 144:
         raise LayoutError("it says that its frames are where they cannot be")
     return version, layout

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
+import msgspec
 from whyspan_probes.shared_maps import SharedMaps
 
 from whyspan.code.codeobjects import Code, CodeObjects
 from whyspan.code.interpreters import Interpreter, Interpreters
 from whyspan.code.kernelsymbols import KernelSymbols
+from whyspan.code.native import MAX_STACKS, Frames, Native
+from whyspan.code.workkinds import WorkKinds
+from whyspan.lru import Lru
 from whyspan.model import CodeFrame, StackFact
 
 #: ``struct whyspan_stack`` of python.bpf.h up to its words: id, tgid, flags, frames of kernel, program and Python.
 _HEAD: Final = struct.Struct("<QIHBBI4x")
 _MAX_PER_BATCH: Final = 2000
+#: In the flags of what is told: the native frames do not reach the thread's beginning.
+_NATIVE_CUT: Final = 64
 
 
 class _Raw(NamedTuple):
@@ -44,11 +51,16 @@ def parse(record: bytes) -> _Raw | None:
 class Stacks:
     """Follows the interpreters of watched processes, and names what their threads were in."""
 
-    def __init__(self, maps: SharedMaps) -> None:
+    def __init__(self, maps: SharedMaps, kinds: WorkKinds | None = None) -> None:
         self._maps = maps
+        self._kinds = kinds or WorkKinds()
         self._codes = CodeObjects()
         self._kernel = KernelSymbols()
+        self.native = Native()
+        self._told: Lru[int, StackFact] = Lru(MAX_STACKS)  # some of their frames have no names yet
         self.interpreters = Interpreters()
+        # Before there are events to drain: it takes too long to be done in between.
+        self._kernel.load()
         self.bad = 0
         self.crowded_out = 0
 
@@ -68,13 +80,27 @@ class Stacks:
                     continue
         return new
 
+    @property
+    def naming(self) -> bool:
+        """Whether there are native frames that may still get a name."""
+        return len(self._told) > 0
+
     def again(self, tgid: int) -> None:
         """The process executes another program, or has ended."""
         self.interpreters.again(tgid)
         self._codes.forget(tgid)
+        self.native.forget(tgid)
 
-    def take(self) -> list[StackFact]:
-        """Return the stacks that have arrived since the last call."""
+    def close(self) -> None:
+        """End what names native frames."""
+        self.native.close()
+
+    def take(self, now_s: float | None = None) -> list[StackFact]:
+        """Return the stacks that have arrived since the last call, and those whose frames have got names since.
+
+        *now_s* is CLOCK_MONOTONIC, for tests.
+        """
+        now_s = time.monotonic() if now_s is None else now_s
         records = self._maps.stacks.drain()
         self.crowded_out += max(0, len(records) - _MAX_PER_BATCH)
         raws = []
@@ -90,9 +116,21 @@ class Stacks:
             if one is not None and one.layout is not None:
                 wanted = [(a, c) for r in raws if r.tgid == tgid for a, c, _ in r.python]
                 names[tgid] = self._codes.resolve(tgid, one.layout, wanted)
-        return [self._named(r, names.get(r.tgid, {})) for r in raws]
+        out = self._named_later(now_s)
+        self.native.learn(_by_process(raws), now_s)
+        return out + [self._named(r, names.get(r.tgid, {}), now_s) for r in raws]
 
-    def _named(self, raw: _Raw, names: dict[tuple[int, int], Code]) -> StackFact:
+    def _named_later(self, now_s: float) -> list[StackFact]:
+        out: list[StackFact] = []
+        for number, frames in self.native.tend(now_s).items():
+            fact = self._told.get(number)
+            if fact is not None:
+                out.append(self._with(fact, frames))
+                if not frames.open:
+                    self._told.pop(number)
+        return out
+
+    def _named(self, raw: _Raw, names: dict[tuple[int, int], Code], now_s: float) -> StackFact:
         python = []
         for address, check, at in raw.python:
             code = names.get((address, check))
@@ -102,4 +140,21 @@ class Stacks:
                 else CodeFrame("", "", 0)
             )
         kernel = [self._kernel.name(a) for a in raw.kernel]
-        return StackFact(raw.id, raw.tgid, raw.flags, python, list(raw.user), [k for k in kernel if k])
+        fact = StackFact(raw.id, raw.tgid, raw.flags, python, [], [k for k in kernel if k])
+        frames = self.native.of(raw.id, raw.tgid, raw.user, now_s)
+        fact = self._with(fact, frames)
+        if frames.open:
+            self._told.put(raw.id, fact)
+        return fact
+
+    def _with(self, fact: StackFact, frames: Frames) -> StackFact:
+        flags = fact.flags & ~_NATIVE_CUT | (_NATIVE_CUT if frames.cut else 0)
+        work, hint = self._kinds.of(fact.python, frames.texts) or ("", "")
+        return msgspec.structs.replace(fact, native=frames.texts, flags=flags, work=work, hint=hint)
+
+
+def _by_process(raws: Iterable[_Raw]) -> dict[int, list[tuple[int, ...]]]:
+    out: dict[int, list[tuple[int, ...]]] = {}
+    for raw in raws:
+        out.setdefault(raw.tgid, []).append(raw.user)
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from whyspan_probes.libbpf import MIN_VERSION
 from whyspan_probes.registry import discover
 
 from whyspan import __version__
+from whyspan.code.bcclib import LIBRARY
 from whyspan.doctor.check import Check, Subject
 
 
@@ -54,9 +54,9 @@ def gather() -> InstallFacts:
 
 
 def _has_bcc() -> bool:
-    """Look for Debian's bcc without importing it (60 MB); the package of that name on PyPI is about something else."""
-    found = importlib.util.find_spec("bcc")
-    return any((Path(p) / "libbcc.py").exists() for p in (found and found.submodule_search_locations) or ())
+    """Look for bcc's C library, which names functions, without loading it (75 MB)."""
+    folders = ("/usr/lib", "/usr/lib64", "/usr/local/lib", *map(str, Path("/usr/lib").glob("*-linux-gnu*")))
+    return any((Path(folder) / LIBRARY).exists() for folder in folders)
 
 
 def checks(f: InstallFacts) -> list[Check]:
@@ -99,6 +99,6 @@ def _bcc(f: InstallFacts) -> Check:
     if f.bcc:
         return it.ok("there")
     return it.note(
-        "none: stacks of bursts have module and offset instead of names",
-        "apt install python3-bpfcc (for the interpreter that runs whyspan)",
+        "none: native frames of stacks have module and offset instead of names",
+        "apt install libbpfcc",
     )

@@ -171,13 +171,10 @@ class Bursts:
             log.warning("burst %s of process %d: %s: %s", r.kind, r.tgid, result, why or f"status {status}")
             return
         log.info(
-            "burst %s of process %d: %d calls, %.1f ms blocked, %d lock acquisitions that blocked; "
-            "see `whyspan burst last` or %s",
+            "burst %s of process %d: %s; see `whyspan burst last` or %s",
             r.kind,
             r.tgid,
-            report.calls,
-            report.blocked_ns / 1e6,
-            report.lock_waits,
+            _told(report),
             r.path,
         )
         if r.kind == "malloc":
@@ -220,6 +217,15 @@ def summary(report: Report, service: str) -> list[dict[str, Any]]:
         }
         for (thread, size), (blocked, waits, timed, calls) in shown
     ]
+
+
+def _told(report: Report) -> str:
+    if report.kind == "samples":
+        return f"{report.calls} samples"
+    return (
+        f"{report.calls} calls, {report.blocked_ns / 1e6:.1f} ms blocked, {report.lock_waits} lock acquisitions that "
+        "blocked"
+    )
 
 
 def _last_line(path: Path) -> str:

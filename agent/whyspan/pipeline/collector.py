@@ -116,6 +116,8 @@ class Collector:
                 header_allow=c.header_allow,
                 disabled=c.disable_probes,
                 kernel=kernel_btf(c.btf),
+                stall_ms=c.stall_ms,
+                known_frames=c.known_frames,
                 progress=self._attached,
             )
             made.callback(self._source.close)
@@ -138,7 +140,7 @@ class Collector:
         self._governor = Governor(
             self._source.session,
             Budget(c.budget_core_ratio, c.budget_target_ratio),
-            overhead=lambda: time.process_time() + self._feeds.process.cpu_s,
+            overhead=self._overhead_s,
             targets=self._source.watched_cpu_s,
         )
         self._counted: dict[tuple[str, str, str], int] = {}
@@ -146,6 +148,11 @@ class Collector:
         self._throttling = pressure.Throttling()
         self._received = np.zeros(len(self._source.session.probes), np.int64)  # events, by probe
         self._started_s = time.monotonic()
+
+    def _overhead_s(self) -> float:
+        """Return the CPU seconds of this process and of those that it has started."""
+        others = (self._feeds.process, self._source.native)
+        return time.process_time() + sum(p.cpu_s for p in others)
 
     def _open_recording(self) -> Writer | None:
         if not self._config.collector.record:
@@ -263,7 +270,12 @@ class Collector:
     def _step(self) -> None:
         marks = self._feeds.drain(self._source.discovery.found)
         self._bursts.tend(time.monotonic())
-        self._source.discovery.helpers = {self._feeds.process.tgid, self._bursts.tgid, self._client.peer}
+        self._source.discovery.helpers = {
+            self._feeds.process.tgid,
+            self._bursts.tgid,
+            self._source.native.tgid,
+            self._client.peer,
+        }
         batch = self._source.drain()
         batch.marks = sorted([*batch.marks, *marks], key=lambda m: m.ts_ns)
         batch.lost |= self._feeds.new_losses()
@@ -278,7 +290,8 @@ class Collector:
                 self._recording = None
         self._budget.begin()
         self._offer(self._engine.feed(batch))
-        self._source.look_for_waits(self._engine.open_count() > 0)
+        self._source.look_for_waits(self._engine.serving())
+        self._source.snapshots.ask(self._engine.frozen())
         self._count_requests()
         totals = self._engine_totals.update(self._engine.engines, self._engine.facts, batch.now_ns)
         for (name, service, label), n in totals.items():
@@ -322,6 +335,7 @@ class Collector:
                 Counter(f.service for f in self._source.discovery.found.values()).most_common(_MAX_SERVICES)
             ),
             "feeds": self._feeds.states(),
+            "symbols": self._source.native.state,
             "bursts": self._bursts.state(time.monotonic()),
             "engines": status(self._engine.engines, self._engine.facts, time.monotonic_ns(), frozen_since),
             "open_requests": self._engine.open_count(),

@@ -66,6 +66,8 @@ def apply(config: Config, found: Changes, parts: Parts) -> None:
         parts.engine.reconfigure(engine_settings(config.slo, c, parts.client.instance))
     if "collector.header_allow" in keys:
         parts.source.allow_headers(c.header_allow)
+    if "collector.stall_ms" in keys:
+        parts.source.snapshots.stall_ms = c.stall_ms
     if "collector.queue_findings" in keys:
         parts.client.resize(c.queue_findings)
     if "feeds" in sections:

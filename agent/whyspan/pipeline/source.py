@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 from whyspan_probes.errors import ProbeError
@@ -19,7 +20,9 @@ from whyspan_probes.schema import Events, Schema
 from whyspan_probes.state import ProbeState
 
 from whyspan import cgroups, hostfacts, memfacts
+from whyspan.code.native import Native
 from whyspan.code.stacks import Stacks
+from whyspan.code.workkinds import WorkKinds
 from whyspan.config import Targets
 from whyspan.discovery import Discovery, Found
 from whyspan.diskfacts import DiskFacts
@@ -31,11 +34,17 @@ from whyspan.lockfacts import LockFacts
 from whyspan.model import Batch, Fact, ProcessFact
 from whyspan.pipeline.markring import MarkRing
 from whyspan.pipeline.observed import Observed, host_cpus
+from whyspan.pipeline.snapshots import Snapshots
 from whyspan.pipeline.strangers import Strangers
 from whyspan.pipeline.waitwatch import WaitWatch
 from whyspan.text import clean
 
 log = logging.getLogger("whyspan.collector")
+
+#: The probes whose programs run when they are asked to.
+_WAITS, _SNAPSHOTS = "waits", "snapshots"
+#: How long after its last request a thread still counts as one that serves.
+_SERVES_S = 30.0
 
 _SCAN_EVERY_S = 5.0
 _FACTS_EVERY_S = 2.0
@@ -61,6 +70,8 @@ class LiveSource:
         disabled: Iterable[str] = (),
         probe_config: Mapping[str, Mapping[str, int]] | None = None,
         kernel: KernelBtf | None = None,
+        stall_ms: float = 200.0,
+        known_frames: Iterable[str] = (),
         progress: Callable[[ProbeState], None] = lambda _: None,
     ) -> None:
         if not in_host_pid_namespace():
@@ -68,6 +79,7 @@ class LiveSource:
                 "not in the host's PID namespace: run this container with --pid=host (hostPID: true)"
             )
         cgroups.join_host_namespace()
+        kinds = WorkKinds(Path(name) for name in known_frames)
         self.session = Session(probes, ring_bytes, kernel)
         try:
             self.session.attach(probe_config, disabled, progress)
@@ -91,8 +103,12 @@ class LiveSource:
         self._descriptor_counts = DescriptorCounts()
         self._disks = DiskFacts(self.schema)
         self._locks = LockFacts()
-        self._stacks = Stacks(self.session.maps)
-        self._waits = WaitWatch(self._walk)
+        self._stacks = Stacks(self.session.maps, kinds)
+        self.snapshots = Snapshots(self._walk, stall_ms)
+        self._serving: dict[
+            int, float
+        ] = {}  # threads, and until when they count as such, by CLOCK_MONOTONIC in s
+        self._waits = WaitWatch(self._look)
         self._observed = Observed()
         self._memory = memfacts.Sampler()
         self._hooked: dict[tuple[str, ...], str] = {}  # what the log last said of a probe's hook in a file
@@ -201,6 +217,7 @@ class LiveSource:
     def close(self) -> None:
         """Detach everything."""
         self._waits.close()
+        self._stacks.close()
         self.session.close()
         os.close(self._wake)
 
@@ -222,13 +239,29 @@ class LiveSource:
             self._hooked = {k: v for k, v in self._hooked.items() if k[0] != p.probe.name}
             self._hooked |= {(p.probe.name, *key): f.state for key, f in now.items()}
 
-    def _walk(self, tgids: Iterable[int]) -> None:
+    def _look(self, tgids: Iterable[int]) -> None:
         for probe in self.session.probes:
-            probe.walk(tgids)
+            if probe.probe.name == _WAITS:
+                probe.walk("look", tgids)
+        self.snapshots.look(tgids, time.monotonic_ns())
 
-    def look_for_waits(self, serving: bool) -> None:
-        """Have blocked threads looked for while there are requests in progress."""
-        self._waits.look_at(self.discovery.found if serving else ())
+    def _walk(self, hook: str, tgids: Iterable[int]) -> dict[int, bytes]:
+        found = next((p for p in self.session.probes if p.probe.name == _SNAPSHOTS), None)
+        return found.walk(hook, tgids) if found is not None else {}
+
+    @property
+    def native(self) -> Native:
+        """Who names native frames: its process, its CPU time, its state."""
+        return self._stacks.native
+
+    def look_for_waits(self, serving: Iterable[int]) -> None:
+        """Have blocked and stalled threads looked for while requests are served, by these threads just now."""
+        # A request is known some drains after its beginning: who serves one will soon serve another.
+        now_s = time.monotonic()
+        self._serving |= dict.fromkeys(serving, now_s + _SERVES_S)
+        self._serving = {tid: until_s for tid, until_s in self._serving.items() if until_s > now_s}
+        self.snapshots.serving = frozenset(self._serving)
+        self._waits.look_at(self.discovery.found if self._serving else ())
 
     def _follow_interpreters(self, now_s: float) -> None:
         for tgid, one in self._stacks.follow(self.discovery.found, now_s).items():

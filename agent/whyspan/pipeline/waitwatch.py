@@ -1,4 +1,4 @@
-"""Looks for threads that have been blocked for long, every so often, from a thread of its own."""
+"""Looks for threads that have been blocked or have stalled for long, every so often, from a thread of its own."""
 
 from __future__ import annotations
 

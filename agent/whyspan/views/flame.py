@@ -46,6 +46,14 @@ def flame(findings: Iterable[Finding], *, cause: str = "", kind: str = RUNNING) 
     return Flame(kind, requests, without, kept)
 
 
+def of_stacks(stacks: Iterable[CodeStack]) -> Flame:
+    """Return stacks that belong to no request, by thread."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for stack in stacks:
+        counts[f"{stack.thread or 'thread'} [{stack.tid}]", *_frames(stack)] += stack.samples
+    return Flame(RUNNING, 0, 0, counts.most_common(MAX_STACKS))
+
+
 def _below(cause: str, wanted: str) -> bool:
     return not wanted or cause == wanted or cause.startswith(f"{wanted}.")
 
@@ -55,9 +63,7 @@ def _frames(stack: CodeStack) -> list[str]:
     for f in reversed(stack.python):
         name = f.file.rpartition("/")[2]
         out.append(f"{f.function} ({name}:{f.line})" if f.function else "(a code object that is gone)")
-    if not stack.python:
-        out += reversed(stack.native)
-    return [*out, *(f"{name} [kernel]" for name in reversed(stack.kernel))]
+    return [*out, *reversed(stack.native), *(f"{name} [kernel]" for name in reversed(stack.kernel))]
 
 
 def folded(view: Flame) -> list[str]:

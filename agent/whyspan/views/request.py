@@ -13,10 +13,10 @@ from whyspan_exporters.reader import Reader, Stored
 from whyspan_exporters.recall import Sample
 from whyspan_exporters.records import EXPORTER
 
-from whyspan import text
+from whyspan import codetext, text
 from whyspan.causes import rules
 from whyspan.model import FAILED, Culprit, Finding, RuledOut
-from whyspan.views import lanes, links, requests
+from whyspan.views import code, lanes, links, requests
 from whyspan.views.shapes import (
     CauseBar,
     CulpritView,
@@ -72,10 +72,11 @@ def view(
     """Return a request as it is shown. *samples* are of the host, during it."""
     f = stored.finding
     r = f.request
+    known = list(samples)
     clean = cache(_clean)  # a few texts are those of 50,000 pieces
     on_threads, path = lanes.threads(f, clean)
     before = lanes.phases(f, clean)
-    counters = [*lanes.steps(f), *lanes.pressure(samples, stored.start_unix_ns, f.wall_ns)]
+    counters = [*lanes.steps(f), *lanes.pressure(known, stored.start_unix_ns, f.wall_ns)]
     judged = f.slow or r.outcome in FAILED
     return RequestView(
         row=requests.row(listed.of(stored.id, stored.start_unix_ns, f)),
@@ -92,6 +93,7 @@ def view(
         ruled_out=_ruled_out(f),
         process=_process(f),
         engine=_engine(f),
+        code=code.view(f, known),
         links=links.elsewhere(f, judged, trace_url, runbook_url),
     )
 
@@ -165,6 +167,7 @@ def _verdict(f: Finding, judged: bool) -> VerdictView:
             )
             for o in v.others
         ],
+        code=_clean(codetext.line(v.code)) if judged and v.code is not None else "",
     )
 
 

@@ -140,6 +140,7 @@ class VerdictView(msgspec.Struct, kw_only=True):
     evidence: list[str]
     fix: str
     others: list[OtherCause]
+    code: str  # where most of the cause's time went: function (file:line); empty: not sampled
 
 
 class RuledOutView(msgspec.Struct, kw_only=True):
@@ -191,6 +192,87 @@ class Link(msgspec.Struct, kw_only=True):
     href: str
 
 
+class Named(msgspec.Struct, kw_only=True):
+    """A total with its name."""
+
+    name: str
+    value: int
+
+
+class FrameView(msgspec.Struct, kw_only=True):
+    """A frame of a stack. ``kind``: python, native, kernel, other (it stands for frames that are not known).
+
+    ``place``: file:line, or the module of a native one; empty where not known.
+    """
+
+    kind: str
+    name: str
+    place: str
+
+
+class CodeNode(msgspec.Struct, kw_only=True):
+    """A function in a tree of stacks, called by its ``parent``. ``kind`` as of `FrameView`, or thread: the outermost.
+
+    It was seen in ``samples``, in ``own`` of them innermost. ``start``: samples to its left in a drawing.
+    """
+
+    parent: int  # index in the tree's nodes; -1: none
+    depth: int
+    start: int
+    samples: int
+    own: int
+    kind: str
+    name: str
+    place: str  # as of `FrameView`, at the line that was seen most often
+    lines: list[tuple[int, int]]  # (line, samples), where it was seen at several; most often first
+
+
+class CodeTree(msgspec.Struct, kw_only=True):
+    """The stacks of a cause as one tree: a node is behind its parent, siblings by samples; of depth 0 are threads."""
+
+    cause: str
+    blocked: bool  # samples counts long waits rather than samples of the CPU
+    samples: int
+    nodes: list[CodeNode]
+    top: int  # the node of the function that stands for most of it; -1: none of Python does
+    sentence: str  # the same in words
+    work: list[Named]  # kinds of work by samples, most first
+
+
+class ThreadGroupView(msgspec.Struct, kw_only=True):
+    """Threads that were in the same place in the same state. ``frames``: the innermost first."""
+
+    state: str  # running, runnable, blocked
+    syscall: str
+    for_ms: float  # at least; 0: not known
+    count: int
+    threads: list[str]  # names of some
+    stalled: bool  # it serves the request
+    frames: list[FrameView]
+
+
+class SnapshotView(msgspec.Struct, kw_only=True):
+    """All threads of a process at a moment, ns since the request's start; those that stalled come first."""
+
+    at_ns: int
+    tgid: int
+    process: str
+    groups: list[ThreadGroupView]
+    left_out: int  # threads in groups beyond those
+
+
+class CodeView(msgspec.Struct, kw_only=True):
+    """Which code the request's time went to. The first tree is the verdict's, if it has one.
+
+    ``sampled``: whether the sampler ran meanwhile; null: not known.
+    """
+
+    trees: list[CodeTree]
+    left_out: int  # trees beyond those
+    snapshots: list[SnapshotView]
+    sampled: bool | None
+
+
 class RequestView(msgspec.Struct, kw_only=True):
     """One request. Lanes: phases, threads in the order in which the path visits them, steps, gpu, counters.
 
@@ -212,6 +294,7 @@ class RequestView(msgspec.Struct, kw_only=True):
     ruled_out: list[RuledOutView]  # the near ones first
     process: ProcessView | None
     engine: dict[str, Any] | None  # model.EngineFacts without its steps
+    code: CodeView
     links: list[Link]
 
 
@@ -278,13 +361,6 @@ class AgentUse(msgspec.Struct, kw_only=True):
     core_ratio: float | None  # of one CPU, since the sample before
     rss_bytes: int
     uptime_s: float
-
-
-class Named(msgspec.Struct, kw_only=True):
-    """A total with its name."""
-
-    name: str
-    value: int
 
 
 class SinkState(msgspec.Struct, kw_only=True):

@@ -169,6 +169,7 @@ def _of_code(finding: Finding, cause: str) -> Attributes:
     put(out, "code.function.name", clean(top.function, TEXT_CHARS))
     put(out, "code.file.path", clean(top.file, TEXT_CHARS))
     put(out, "code.line.number", int64(top.line))
+    put(out, "whyspan.code.work", clean(stack.work, NAME_CHARS))
     put(
         out,
         "code.stacktrace",

@@ -225,7 +225,10 @@ def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text('[burst]\non_breach = ["malloc"]\nseconds = 3\n')
     assert load_config(path, {}).burst == Burst(on_breach=("malloc",), seconds=3)
     for text, says in (
-        ('on_breach = ["heap"]', "burst: on_breach has 'heap', which is not one of malloc, syscalls"),
+        (
+            'on_breach = ["heap"]',
+            "burst: on_breach has 'heap', which is not one of malloc, samples, syscalls",
+        ),
         ("seconds = 61", "burst.seconds: expected float <= 60.0"),
         ("min_interval_s = 0", "burst.min_interval_s: expected float >= 1.0"),
         ("second = 1", "unknown key burst.second; did you mean burst.seconds?"),

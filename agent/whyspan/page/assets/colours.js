@@ -144,4 +144,4 @@ export function schemeChanged() {
   for (const listener of [...listeners]) listener();
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", schemeChanged);
+for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", schemeChanged);

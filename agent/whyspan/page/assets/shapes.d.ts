@@ -94,6 +94,7 @@ export interface VerdictView {
   evidence: string[];
   fix: string;
   others: OtherCause[];
+  code: string;
 }
 
 /** A cause set aside, and the check that did it. ``near``: easily mixed up with the one found, or it took time. */
@@ -141,6 +142,71 @@ export interface Link {
   href: string;
 }
 
+/** A total with its name. */
+export interface Named {
+  name: string;
+  value: number;
+}
+
+/** A frame of a stack. ``kind``: python, native, kernel, other (it stands for frames that are not known). */
+export interface FrameView {
+  kind: string;
+  name: string;
+  place: string;
+}
+
+/** A function in a tree of stacks, called by its ``parent``. ``kind`` as of `FrameView`, or thread: the outermost. */
+export interface CodeNode {
+  parent: number;
+  depth: number;
+  start: number;
+  samples: number;
+  own: number;
+  kind: string;
+  name: string;
+  place: string;
+  lines: [number, number][];
+}
+
+/** The stacks of a cause as one tree: a node is behind its parent, siblings by samples; of depth 0 are threads. */
+export interface CodeTree {
+  cause: string;
+  blocked: boolean;
+  samples: number;
+  nodes: CodeNode[];
+  top: number;
+  sentence: string;
+  work: Named[];
+}
+
+/** Threads that were in the same place in the same state. ``frames``: the innermost first. */
+export interface ThreadGroupView {
+  state: string;
+  syscall: string;
+  for_ms: number;
+  count: number;
+  threads: string[];
+  stalled: boolean;
+  frames: FrameView[];
+}
+
+/** All threads of a process at a moment, ns since the request's start; those that stalled come first. */
+export interface SnapshotView {
+  at_ns: number;
+  tgid: number;
+  process: string;
+  groups: ThreadGroupView[];
+  left_out: number;
+}
+
+/** Which code the request's time went to. The first tree is the verdict's, if it has one. */
+export interface CodeView {
+  trees: CodeTree[];
+  left_out: number;
+  snapshots: SnapshotView[];
+  sampled: boolean | null;
+}
+
 /** One request. Lanes: phases, threads in the order in which the path visits them, steps, gpu, counters. */
 export interface RequestView {
   row: Row;
@@ -157,6 +223,7 @@ export interface RequestView {
   ruled_out: RuledOutView[];
   process: ProcessView | null;
   engine: Record<string, any> | null;
+  code: CodeView;
   links: Link[];
 }
 
@@ -215,12 +282,6 @@ export interface AgentUse {
   core_ratio: number | null;
   rss_bytes: number;
   uptime_s: number;
-}
-
-/** A total with its name. */
-export interface Named {
-  name: string;
-  value: number;
 }
 
 /** Where findings go, and whether they arrive. ``state`` is empty when they do. */

@@ -6,7 +6,9 @@ import { requestHref } from "../route.js";
 import { legendOf } from "../timeline/legend.js";
 import { tableOf } from "../timeline/table.js";
 import { Timeline } from "../timeline/timeline.js";
+import { codeOf } from "./code.js";
 import { factsOf } from "./facts.js";
+import { threadsOf } from "./threads.js";
 import { timesOf } from "./times.js";
 import { groundsOf, ruledOutOf, verdictOf } from "./verdict.js";
 
@@ -31,8 +33,9 @@ export function report(root, view, signal, { alone = false } = {}) {
   root.append(
     headOf(view, alone),
     verdictOf(view),
-    lanes,
+    ...[lanes, codeOf(view)].filter((part) => part !== null),
     h("div", { class: "split" }, grounds.length > 0 && h("div", { class: "stack" }, grounds), timesOf(view)),
+    ...[threadsOf(view)].filter((part) => part !== null),
     h("div", { class: "split facts-cards" }, factsOf(view, timeline.walk)),
   );
   return timeline;

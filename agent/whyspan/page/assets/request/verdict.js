@@ -35,6 +35,7 @@ export function verdictOf(view) {
     h("span", {}, `${percent(verdict.share)} of all excess`),
     h("span", { title: "0: a guess, 1: sure" }, `confidence ${verdict.confidence.toFixed(2)}`),
     row.phase ? h("span", {}, "in ", name(row.phase, 20)) : null,
+    verdict.code ? h("span", {}, "in ", h("code", {}, name(verdict.code, 300))) : null,
     view.baseline_count ? null : h("span", { class: "chip note" }, "no baseline yet: absolute times"),
   ];
   return h(
