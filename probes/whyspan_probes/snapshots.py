@@ -25,6 +25,6 @@ PROBE = Probe(
     cost=Cost.PER_UNIT,
     joins="process on the critical path",
     needs="iterators over the threads of one process (6.1), bpf_copy_from_user_task (5.18)",
-    shed=8,
+    shed=10,
     config={"min_ns": "what has stalled for less is not told to the daemon, ns"},
 )

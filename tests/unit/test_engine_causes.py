@@ -645,7 +645,7 @@ def test_a_frozen_engine_is_reported_while_it_lasts_and_without_an_objective() -
     assert_tiles(f)
     assert (f.request.outcome, f.slow) == ("open", True)
     assert "no progress of its engine for" in f.slow_reason
-    assert f.wall_ns < 4e9  # early
+    assert f.wall_ns <= 4e9  # early, but for a look at its threads before
     assert f.verdict.cause == "engine.frozen"
     who = f.verdict.culprit
     assert (who.kind, who.tid) == ("thread", WORK)

@@ -174,7 +174,7 @@ BAD: list[tuple[Callable[[], list[Check]], str, State, str]] = [
         F,
         "no PROBE",
     ),
-    (lambda: install.checks(f.INSTALL._replace(bcc=False)), "install.bcc", N, "python3-bpfcc"),
+    (lambda: install.checks(f.INSTALL._replace(bcc=False)), "install.bcc", N, "libbpfcc"),
     (lambda: _host(cgroup_versions=frozenset()), "host.cgroups", L, "mount -t cgroup2"),
     (lambda: _host(controllers=frozenset({"cpu"})), "host.cgroups", L, "without the controller memory"),
     (lambda: _host(cpus_allowed=1), "host.cpus", N, "1 of 8"),
