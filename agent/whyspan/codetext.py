@@ -122,6 +122,14 @@ def frames(stack: CodeStack | ThreadGroup) -> list[str]:
     return [*out, MORE] if stack.cut else out
 
 
+def short(stack: CodeStack | ThreadGroup) -> list[str]:
+    """Return the lines of a stack, but of what Python has called the innermost alone: the kernel has many frames."""
+    if not stack.python:
+        return frames(stack)
+    called = [*(f"{name} [kernel]" for name in stack.kernel), *stack.native]
+    return [*called[:1], *python(stack), *(["(more frames)"] if stack.cut else [])]
+
+
 def python(stack: CodeStack | ThreadGroup) -> list[str]:
     """Return the frames of Python of a stack as lines, the innermost first."""
     return [line(f) for f in stack.python]

@@ -160,6 +160,8 @@ class HookTable:
         if kind == "perf_event":
             # Here only the samplers', whose loops are bpf_loop: "bpf: Add bpf_loop helper" (5.17)
             return "" if self._helps("loop") else "this kernel has no bpf_loop"
+        if section == "iter.s/task" and not self.kernel.own:
+            return "the kernel has no BTF of its own"
         if section == "iter.s/task":
             # "bpf: Add bpf_copy_from_user_task() helper" (5.18), "bpf: Parameterize task iterators." (6.1)
             known = not self._btf or bool(self._btf.enum("bpf_iter_task_type"))

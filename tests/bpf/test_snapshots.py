@@ -115,13 +115,13 @@ def test_all_threads_are_told_while_the_loop_stalls(
     found: dict[str, dict[str, Any]], route: str, states: set[str], function: str
 ) -> None:
     (snapshot,) = found[route]["snapshots"]
-    first = snapshot["groups"][0]
-    assert first["stalled"] and first["state"] in states
-    assert first["python"][0][0] == function
-    assert 200 <= first["for_ms"] <= 600
+    # Whoever has the lock lies on the path, too.
+    stalled = {g["python"][0][0]: g for g in snapshot["groups"] if g["stalled"] and g["python"]}
+    assert snapshot["groups"][0]["stalled"]
+    assert set(stalled) == ({"waiting", "keeping"} if route == "/lock" else {function})
+    assert stalled[function]["state"] in states
+    assert 150 <= stalled[function]["for_ms"] <= 700
     pool = next(g for g in snapshot["groups"] if any(f[0] == "Queue.get" for f in g["python"]))
     assert (pool["count"], pool["state"], pool["syscall"]) == (3, "blocked", "futex")
-    if route == "/lock":
-        assert any(g["python"][0][0] == "keeping" for g in snapshot["groups"] if g["python"])
     assert "while it stalled" in found[route]["text"]
     assert f"{function} (" in found[route]["text"]

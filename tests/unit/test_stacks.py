@@ -264,3 +264,11 @@ def test_lines_of_a_stack() -> None:
         "(more frames)",
     ]
     assert codetext.frames(stack([], 1, native=["libc.so.6+0x5"])) == ["libc.so.6+0x5"]
+    deep = stack(DUMPS, 1, kernel=[f"k{n}" for n in range(20)], native=["n"], cut=True)
+    assert codetext.short(deep) == [
+        "k0 [kernel]",
+        "dumps (/lib/json/encoder.py:203)",
+        "render (/srv/serve.py:212)",
+        "(more frames)",
+    ]
+    assert codetext.short(stack([], 1, kernel=["k0", "k1"])) == ["k0 [kernel]", "k1 [kernel]"]

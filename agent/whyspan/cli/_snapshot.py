@@ -26,13 +26,13 @@ def lines(snapshot: Snapshot, start_ns: int) -> list[str]:
 
 
 def _group(group: ThreadGroup) -> list[str]:
-    from whyspan.codetext import frames
+    from whyspan.codetext import short
 
     names = ", ".join(clean(name, 40) for name in dict.fromkeys(group.threads[:3]))
     state = f"{group.state} in {group.syscall}" if group.syscall else group.state
     since = f" for {group.for_ms:.0f} ms" if group.for_ms else ""
     many = f"{group.count} threads: " if group.count > 1 else ""
     out = [f"    {'> ' if group.stalled else ''}{many}{names}: {state}{since}"]
-    shown = frames(group)
+    shown = short(group)
     out += [f"        {clean(line, _WIDTH)}" for line in shown[:_FRAMES]]
     return [*out, f"        ... ({len(shown) - _FRAMES} more)"] if len(shown) > _FRAMES else out

@@ -204,7 +204,7 @@ def _code(finding: Finding) -> list[str]:
     from whyspan.text import clean
 
     shown = codetext.of_cause(finding, finding.verdict.cause) or finding.stacks[0]
-    lines = codetext.frames(shown)
+    lines = codetext.short(shown)
     who = f"{clean(shown.thread, 40) or 'thread'} [{shown.tid}]"
     alike, seen = codetext.counted(finding, shown)
     what = "long waits" if shown.blocked else "samples"
