@@ -39,7 +39,7 @@ def _box(page: Page, text: str) -> Locator:
 
 
 def _said(page: Page) -> str:
-    return page.locator(".code .tl-said").inner_text()
+    return page.locator(".code .ice-said").inner_text()
 
 
 def _open_all(page: Page) -> None:

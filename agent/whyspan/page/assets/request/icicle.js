@@ -29,7 +29,7 @@ export class Icicle {
     this.at = -1; // the node that the keys are on
     this.plot = h("div", { class: "ice-plot", "aria-hidden": "true" });
     this.tip = h("div", { class: "tl-tip", hidden: true, "aria-hidden": "true" });
-    this.said = h("p", { class: "tl-said", "aria-live": "polite" }, h("span", { class: "soft" }, HINT));
+    this.said = h("p", { class: "ice-said", "aria-live": "polite" }, h("span", { class: "soft" }, HINT));
     this.whole = button("Whole", () => (this.view.focus(), this.zoomTo(-1)), { hidden: true, "aria-label": "Whole chart" });
     this.every = button("All frames", () => this.unfold(), { "aria-pressed": "false", hidden: !this.folds.size });
     this.view = h(
