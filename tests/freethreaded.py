@@ -24,6 +24,11 @@ _LEFT_OUT = shutil.ignore_patterns(
 )
 
 
+def made() -> bool:
+    """Whether it is there already."""
+    return (cache() / f"python{VERSION}t" / "bin" / f"python{VERSION}t").exists()
+
+
 def interpreter() -> Path:
     """Return the program, made now if it is not there yet; another process that makes it is waited for.
 

@@ -112,6 +112,7 @@ struct whyspan_stack {
  */
 struct whyspan_way {
 	__u64 frame;
+	__u64 state;
 	__u64 before; /* 3.11, 3.12: the cframe before that of this frame; 0 when there is none, or no such
 			 thing */
 	__u64 outer;  /* the frame that is current there: it called C, which called this one */
@@ -258,12 +259,18 @@ struct whyspan_walk {
 };
 
 /*
- * 3.11 and 3.12: when C calls into Python, the thread's cframe is another one before that has a current
- * frame. What is found there meanwhile is left from an earlier call, and leads anywhere. So the way along the
- * frames is compared with that along the cframes: a frame that C called comes after the one that is current
- * in the cframe before. Where the first does not, that one is where the thread is; where they differ later,
- * or end apart, nothing is told.
+ * 3.11 and 3.12: when C calls into Python, the thread's cframe is another one for some instructions before
+ * that says what the current frame is, and which cframe was before. What is found there meanwhile is left
+ * from an earlier call, and leads anywhere. So the way along the frames is compared with that along the
+ * cframes: a frame that C called comes after the one that is current in the cframe before, and the last
+ * cframe is in the thread's state. Where the first frame that C called does not, the one before is where the
+ * thread is; where they differ later, or end apart, nothing is told.
  */
+static __always_inline bool whyspan_last_cframe(const struct whyspan_way *way, __u64 cframe)
+{
+	return cframe - way->state < 4096;
+}
+
 static __always_inline void whyspan_walk_before(struct task_struct *task, const struct whyspan_python *py,
 						struct whyspan_way *way, __u64 cframe)
 {
@@ -295,7 +302,7 @@ static long whyspan_walk_on(__u64 i, struct whyspan_walk *w)
 	bool nobody, entry;
 
 	if (!way->frame)
-		return way->before ? whyspan_walk_again(w, way) : 1;
+		return way->before && !whyspan_last_cframe(way, way->before) ? whyspan_walk_again(w, way) : 1;
 	if (whyspan_peek(w->task, s->frame, 80, way->frame)) {
 		if (way->before && !way->sure)
 			return whyspan_walk_again(w, way);
@@ -352,13 +359,21 @@ static __always_inline void whyspan_walk_python(struct task_struct *task, const 
 		return;
 	}
 	way->first_word = way->words = words;
+	way->state = state;
 	way->before = way->outer = 0;
 	way->frames = way->flags = way->sure = 0;
 	if (whyspan_has_gil(task, py, state))
 		way->flags |= STACK_HOLDS_GIL;
 	if (py->thread_cframe != WHYSPAN_NOWHERE) {
 		at = whyspan_peek_word(task, state + py->thread_cframe);
-		whyspan_walk_before(task, py, way, at);
+		if (!whyspan_last_cframe(way, at))
+			whyspan_walk_before(task, py, way, at);
+		/* The stack grows down. */
+		if (!whyspan_last_cframe(way, at) && !whyspan_last_cframe(way, way->before) &&
+		    way->before <= at) {
+			way->flags |= STACK_BROKEN;
+			at = way->before = 0;
+		}
 	}
 	way->frame = at ? whyspan_peek_word(task, at + py->current_frame) : 0;
 	/* Some frames are none of Python's: a few more rounds than frames. */
